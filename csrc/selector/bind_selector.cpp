@@ -133,8 +133,9 @@ void bind_selector_class(py::module_& m) {
         .def("choose_learned", &Selector::choose_learned, "problem"_a, "device"_a,
              "Return the Choice of the trees alone, whatever the device, the kernels and the heuristic. Raises: "
              "ModelError for an op kind that is not there, or other features.")
-        .def("replay_golden", &Selector::replay_golden,
-             "Return how many golden problems give other scores (bit by bit) or another choice than recorded.");
+        .def("replay_golden", &Selector::replay_golden, "lanes"_a = FeatureTable::kMostLanes,
+             "Return how many golden problems give other scores (bit by bit) or another choice than recorded. `lanes`: "
+             "numbers of the widest vectors to compare with (4, 8 or 16), of those that this host has.");
 }
 
 }  // namespace

@@ -95,41 +95,64 @@ void Forest::add_tree(const ForestArrays& arrays, int64_t begin, int64_t end) {
     trees_.push_back({nodes_.size(), first_leaf});
 }
 
-// The leaves of a tree that each row may reach.
-FeatureTable::Bits Forest::find_leaves(const FeatureTable& table, const Node* begin, const Node* end) {
-    FeatureTable::Bits leaves;
-    leaves.fill(broadcast(~uint32_t(0)));
-    for (const Node* node = begin; node != end; ++node)
-#pragma GCC unroll 3
-        for (size_t i = 0; i < FeatureTable::kVectors; ++i) {
-            const auto is_left = BitLanes(table.load(size_t(node->feature), i) <= broadcast(node->threshold));
-            leaves[i] &= is_left | broadcast(node->kept);
-        }
-    return leaves;
-}
-
 // Every comparison of a tree is made for every row: a walk depends on the data, and each of its steps would wait for
 // the one before. The leftmost leaf that is left to a row is its own: those further left were taken away by comparisons
 // on the way to it, and these do not take away its own. A few trees at a time, so that the sums stay in registers.
-Forest::Sums Forest::predict(const FeatureTable& table) const {
-    constexpr size_t kTogether = 16;
-    Sums sums;
-    for (double& sum : sums) sum = 0.0;
-    size_t begin = 0;
+template <size_t kLanes>
+inline __attribute__((always_inline)) void Forest::add_up(const FeatureTable& table, Sums& sums) const {
+    using Bits = typename Lanes<kLanes>::Bits;
+    constexpr size_t kTogether = 16, kVectors = FeatureTable::count_vectors(kLanes);
+    const Node* node = nodes_.data();
     for (size_t first = 0; first < trees_.size(); first += kTogether) {
         const size_t count = std::min(kTogether, trees_.size() - first);
-        uint32_t leaves[kTogether][FeatureTable::kRows];
+        FeatureTable::Flags leaves[kTogether];
         for (size_t i = 0; i < count; ++i) {
-            const size_t end = trees_[first + i].end;
-            const FeatureTable::Bits bits = find_leaves(table, nodes_.data() + begin, nodes_.data() + end);
-            std::memcpy(leaves[i], bits.data(), sizeof leaves[i]);
-            begin = end;
+            Bits left[kVectors];
+            for (Bits& bits : left) bits = ~Bits{};
+            for (const Node* end = nodes_.data() + trees_[first + i].end; node != end; ++node)
+                table.visit<kLanes>(size_t(node->feature), left,
+                                    [&](const typename Lanes<kLanes>::Floats& values, Bits& bits) {
+                                        bits &= Bits(values <= node->threshold) | node->kept;
+                                    });
+            std::memcpy(leaves[i].data(), left, sizeof left);
         }
         for (size_t i = 0; i < count; ++i)
 #pragma GCC unroll 12
             for (size_t row = 0; row < FeatureTable::kRows; ++row)
                 sums[row] += values_[trees_[first + i].first_leaf + size_t(__builtin_ctz(leaves[i][row]))];
     }
+}
+
+void Forest::add_plain(const FeatureTable& table, Sums& sums) const { add_up<4>(table, sums); }
+
+// The same sums to the bit: comparisons are exact, and sums are no vectors.
+#ifdef __x86_64__
+__attribute__((target("avx2"))) void Forest::add_avx2(const FeatureTable& table, Sums& sums) const {
+    add_up<8>(table, sums);
+}
+__attribute__((target("avx512f"))) void Forest::add_avx512(const FeatureTable& table, Sums& sums) const {
+    add_up<16>(table, sums);
+}
+#endif
+
+Forest::Add Forest::choose_add([[maybe_unused]] size_t lanes) {
+#ifdef __x86_64__
+    if (lanes >= 16 && __builtin_cpu_supports("avx512f")) return &Forest::add_avx512;
+    if (lanes >= 8 && __builtin_cpu_supports("avx2")) return &Forest::add_avx2;
+#endif
+    return &Forest::add_plain;
+}
+
+Forest::Sums Forest::predict(const FeatureTable& table) const {
+    static const Add add = choose_add(FeatureTable::kMostLanes);
+    Sums sums{};
+    (this->*add)(table, sums);
+    return sums;
+}
+
+Forest::Sums Forest::predict(const FeatureTable& table, size_t lanes) const {
+    Sums sums{};
+    (this->*choose_add(lanes))(table, sums);
     return sums;
 }
 

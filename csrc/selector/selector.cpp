@@ -35,23 +35,18 @@ std::string name_feature(const OpModel& model, size_t index) {
     return config_feature_names()[index];
 }
 
-// The rows whose features all lie in the hull.
-FeatureTable::Bits find_inside(const OpModel& model, const FeatureTable& table) {
-    FeatureTable::Bits inside;
-    inside.fill(broadcast(~uint32_t(0)));
-    for (size_t feature = 0; feature < table.num_features(); ++feature) {
-        const FloatLanes low = broadcast(model.hull_min[feature]), high = broadcast(model.hull_max[feature]);
-#pragma GCC unroll 3
-        for (size_t i = 0; i < FeatureTable::kVectors; ++i) {
-            const FloatLanes values = table.load(feature, i);
-            inside[i] &= BitLanes(values >= low) & BitLanes(values <= high);
-        }
-    }
-    return inside;
-}
-
-bool has_row(const FeatureTable::Bits& bits, size_t row) {
-    return bits[row / FeatureTable::kLanes][row % FeatureTable::kLanes] != 0;
+// Not 0 for the rows whose features all lie in the hull.
+FeatureTable::Flags find_inside(const OpModel& model, const FeatureTable& table) {
+    using Four = Lanes<4>;
+    Four::Bits inside[FeatureTable::count_vectors(4)];
+    for (Four::Bits& bits : inside) bits = ~Four::Bits{};
+    for (size_t feature = 0; feature < table.num_features(); ++feature)
+        table.visit<4>(feature, inside, [&](const Four::Floats& values, Four::Bits& bits) {
+            bits &= Four::Bits(values >= model.hull_min[feature]) & Four::Bits(values <= model.hull_max[feature]);
+        });
+    FeatureTable::Flags flags{};
+    std::memcpy(flags.data(), inside, sizeof inside);
+    return flags;
 }
 
 // The name of the first feature of row 0 outside.
@@ -66,9 +61,9 @@ std::string name_outside(const OpModel& model, const FeatureTable& table) {
 // the pick outside there is nothing to compare with.
 template <typename IsUsable>
 Decision decide(const OpModel& model, const FeatureTable& table, size_t count, IsUsable&& is_usable) {
-    const FeatureTable::Bits inside = find_inside(model, table);
+    const FeatureTable::Flags inside = find_inside(model, table);
     Decision decision;
-    if (!has_row(inside, 0)) {
+    if (!inside[0]) {
         decision.reason = "outside the training hull: " + name_outside(model, table);
         return decision;
     }
@@ -80,7 +75,7 @@ Decision decide(const OpModel& model, const FeatureTable& table, size_t count, I
     const double pick = predict(0);
     decision.scores.assign(count, 0.0);
     for (size_t i = 1; i < count; ++i) {
-        decision.scores[i] = has_row(inside, i) ? predict(i) - pick : INFINITY;
+        decision.scores[i] = inside[i] ? predict(i) - pick : INFINITY;
         if (decision.scores[i] < decision.scores[decision.best] && is_usable(i)) decision.best = i;
     }
     decision.is_refused = false;
@@ -100,14 +95,14 @@ std::optional<Config> find_exact(const OpModel& model, uint64_t key, const Probl
 }
 
 // Whether the trees give the recorded scores of a golden problem, bit by bit, and the guards its recorded choice.
-bool is_golden(const OpModel& model, size_t problem) {
+bool is_golden(const OpModel& model, size_t problem, size_t lanes) {
     const OpParts& parts = model.parts;
     const size_t begin = size_t(parts.golden_start[problem]), count = size_t(parts.golden_start[problem + 1]) - begin;
     FeatureTable table(model.num_features());
     const float* value = &parts.golden_features[begin * model.num_features()];
     for (size_t row = 0; row < count; ++row)
         for (size_t feature = 0; feature < model.num_features(); ++feature) table.at(feature, row) = *value++;
-    const Forest::Sums scores = model.forest.predict(table);
+    const Forest::Sums scores = model.forest.predict(table, lanes);
     if (std::memcmp(scores.data(), &parts.golden_scores[begin], count * sizeof(double)) != 0) return false;
     const Decision decision = decide(model, table, count, [](size_t) { return true; });
     return decision.best == size_t(parts.golden_choice[problem]);
@@ -215,10 +210,10 @@ Choice Selector::choose_learned(const Problem& problem, const Device& device) co
     return ask_trees(*model, problem, device);
 }
 
-int64_t Selector::replay_golden() const {
+int64_t Selector::replay_golden(size_t lanes) const {
     int64_t mismatches = 0;
     for (const auto& [op, model] : models_)
-        for (size_t i = 0; i < model.parts.golden_choice.size(); ++i) mismatches += is_golden(model, i) ? 0 : 1;
+        for (size_t i = 0; i < model.parts.golden_choice.size(); ++i) mismatches += is_golden(model, i, lanes) ? 0 : 1;
     return mismatches;
 }
 

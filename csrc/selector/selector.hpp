@@ -62,8 +62,9 @@ class Selector {
     // artefact has no such part. An empty `kernel_hash` is unknown, not a mismatch.
     std::string find_fault(Op op, std::string_view kernel_hash) const;
 
-    // Number of golden vectors whose scores (bit by bit) or choice differ from the recorded ones.
-    int64_t replay_golden() const;
+    // Number of golden problems whose scores (bit by bit) or choice differ from the recorded ones, by vectors of at
+    // most `lanes` numbers.
+    int64_t replay_golden(size_t lanes) const;
 
     const std::string& sku() const { return origin_.sku; }
     const OpModel* find_model(Op op) const;

@@ -115,6 +115,12 @@ def one_split_selector(threshold: float, value: float, score: float):
     return load(**leaves, **arrays, **widest_hull(), **golden)
 
 
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_hosts_with_other_vectors_give_the_same_bits(lanes):
+    assert Selector(make_artifact()).replay_golden(lanes) == 0
+    assert load(leaf_value=make_parts()[1]["leaf_value"] + 1.0).replay_golden(lanes) >= 200
+
+
 def test_golden_vectors_replay_and_show_changes():
     assert Selector(make_artifact()).replay_golden() == 0
     original = make_parts()[1]
