@@ -8,11 +8,11 @@ was not, stands at the entries. They hold for these hashes alone: the next chang
 """
 
 #: {op kind: (kernel hash, each older one whose measurements choose for it)}. The older ones are those of the H200's
-#: artefact, of which dense and contiguous products are of the present kernels. The H100's is of the present ones, but
-#: for logits, whose machine code is that of the kernels before: 132 kernels spread over the configs of all recorded
-#: problems are the same to the byte. On an H200 the choices for masked FP8 lose 1.0 % on 16 drawn products, the
-#: heuristic's 5.4 % (choice_regret.json); masked BF16 was compared with sweeps of still older kernels, where they lost
-#: 4.6 % on 70 products and the heuristic's 8.2 %. Groups of K, batched products and sums were not timed so.
+#: artefact, of which dense and contiguous products are of the present kernels, as is all of the H100's. The machine code
+#: of logits is that of the kernels before: 132 kernels spread over the configs of all recorded problems are the same to
+#: the byte. On an H200 the choices for masked FP8 lose 1.0 % on 16 drawn products, the heuristic's 5.4 %
+#: (choice_regret.json); masked BF16 was compared with sweeps of still older kernels, where they lost 4.6 % on 70
+#: products and the heuristic's 8.2 %. Groups of K, batched products and sums were not timed so.
 SERVED: dict[str, tuple[str, ...]] = {
     "m_grouped_fp8_gemm_masked": (
         "d3d7e8a9ce70f0f3a967eee4a4479a34a2c7d1ae62e9daa2e44a435ae39d0b96",
