@@ -5,6 +5,7 @@
 
 #include "core/feature_values.hpp"
 #include "core/legality.hpp"
+#include "core/loop_rule.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -62,22 +63,19 @@ ConfigFeatures::ConfigFeatures(const Problem& problem, const Estimator& estimato
     *out++ = double(estimator.k_steps());
 }
 
-void ConfigFeatures::write_own(const Config& config, const TileFacts& facts, double* out) {
-    const Tiling tiling = tiler_.divide(config, facts);
-    const EstimateTerms terms = estimator_.terms(config, facts, tiling);
+// What a config with the knobs of the main loop shares with the tile that it was made of.
+void ConfigFeatures::rate(const Config& tile, const TileFacts& facts) {
+    const Tiling tiling = tiler_.divide(tile, facts);
+    const EstimateTerms terms = estimator_.terms(tile, facts, tiling);
     const double pieces = double(tiling.cluster_tiles) * double(tiling.parts);
     const double waves = pieces / double(tiling.slots), step = std::max(terms.step_ns, 1.0);
-    const double padded = double(tiling.m_tiles * config.block_m) * double(tiling.n_tiles * config.block_n);
+    const double padded = double(tiling.m_tiles * tile.block_m) * double(tiling.n_tiles * tile.block_n);
     const double inv_total = 1.0 / terms.total_us;
-    for (int value : {config.block_m, config.block_n, row_side(config), column_side(config), config.num_stages,
-                      config.cluster_m, config.cluster_n, config.split_k, config.swap_ab, config.loop,
-                      config.scale_warp, config.tile_barrier, config.reduce_add})
-        *out++ = double(value);
-    *out++ = double(smem_bytes(problem_, config));
-    *out++ = double(tiling.blocks_per_sm);
-    *out++ = is_pipelined(problem_, config) ? 1.0 : 0.0;
+    rated_ = tile;
+    blocks_per_sm_ = double(tiling.blocks_per_sm);
+    double* out = of_tile_;
     *out++ = facts.is_staged ? 1.0 : 0.0;
-    *out++ = facts.has_two_scales ? two_scale_share(problem_.n, config.block_n, tiling.n_tiles) : 0.0;
+    *out++ = facts.has_two_scales ? two_scale_share(problem_.n, tile.block_n, tiling.n_tiles) : 0.0;
     *out++ = facts.has_column_scales ? 1.0 : 0.0;
     *out++ = waves;
     *out++ = fill(waves);
@@ -89,9 +87,21 @@ void ConfigFeatures::write_own(const Config& config, const TileFacts& facts, dou
         *out++ = us * inv_total;
     for (double ns : {terms.math_ns, terms.load_ns, terms.latency_ns}) *out++ = ns / step;
     *out++ = terms.epilogue_ns / (terms.steps * step + terms.epilogue_ns + 1.0);
-    *out++ = fill(double(rows_per_group(problem_)) / config.block_m);
-    *out++ = fill(double(problem_.n) / config.block_n);
+    *out++ = fill(double(rows_per_group(problem_)) / tile.block_m);
+    *out++ = fill(double(problem_.n) / tile.block_n);
     *out++ = kLn2 * portable_log2(terms.total_us / pick_us_);
+}
+
+void ConfigFeatures::write_own(const Config& config, const TileFacts& facts, double* out) {
+    if (const Config tile = without_loop_knobs(config); tile != rated_) rate(tile, facts);
+    for (int value : {config.block_m, config.block_n, row_side(config), column_side(config), config.num_stages,
+                      config.cluster_m, config.cluster_n, config.split_k, config.swap_ab, config.loop,
+                      config.scale_warp, config.tile_barrier, config.reduce_add})
+        *out++ = double(value);
+    *out++ = double(smem_bytes(problem_, config));
+    *out++ = blocks_per_sm_;
+    *out++ = is_pipelined(problem_, config) ? 1.0 : 0.0;
+    std::copy(std::begin(of_tile_), std::end(of_tile_), out);
 }
 
 }  // namespace deep_gemm

@@ -26,17 +26,23 @@ class ConfigFeatures {
     // Both must outlive this object; `pick` is find_feature_pick's.
     ConfigFeatures(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick);
 
-    // The kNumSharedFeatures numbers that a row starts with, and the kNumOwnFeatures numbers after them.
+    // The kNumSharedFeatures numbers that a row starts with, and the kNumOwnFeatures numbers after them. The latter
+    // take less time behind a config of the same tile, with other knobs of the main loop.
     const double* shared() const { return shared_; }
     void write_own(const Config& config, const TileFacts& facts, double* out);
 
  private:
+    static constexpr size_t kNumTileFeatures = 21;  // the last of a row
+    void rate(const Config& tile, const TileFacts& facts);
+
     const Problem& problem_;
     Tiler tiler_;
     const Estimator& estimator_;
     double pick_us_;
     double useful_;
     double shared_[kNumSharedFeatures];
+    Config rated_{};  // the tile of the numbers below
+    double blocks_per_sm_ = 0.0, of_tile_[kNumTileFeatures];
 };
 
 }  // namespace deep_gemm
