@@ -171,13 +171,11 @@ WalkedTiles describe_walk(const Problem& problem, const Config& config, const Cl
     // 533 for 32 groups of about 192 rows, n 6144, k 7168 (H200).
     const int64_t rows = kind.has_room() || is_shared ? problem.m : rows_per_group(problem),
                   tile_rows = int64_t(config.cluster_m) * config.block_m, walked = ceil_div(rows, tile_rows);
-    // A group that lies behind others has as many rows as the alignment, if any.
-    const int64_t group_rows = std::max<int64_t>(rows_per_group(problem), problem.alignment);
     return {.m = walked,
             .n = tiles.n,
             .clusters = std::min(clusters, walked * tiles.n),
             .all = tiles.count(),
-            .group_tiles = is_shared ? ceil_div(group_rows, tile_rows) : 0,
+            .group_tiles = is_shared ? ceil_div(rows_per_group(problem), tile_rows) : 0,
             .group_unit = std::max<int64_t>(1, problem.alignment / tile_rows),
             .is_dense = !is_grouped(problem.op),
             .may_have_less = kind.has_room(),

@@ -58,13 +58,24 @@ NATIVE_DEFECTS: Defects = {
         ("kernel.config.split_k == 1 || kernel.blocks_per_sm > 2", "kernel.config.split_k == 1"),
     ],
     ("csrc/runtime/band.cpp", "tests/cpu/runtime/test_tensor_map.py tests/cpu/runtime/test_grouped_launch.py"): [
-        ("return is_known ? choose_byte_band", "return true ? choose_byte_band"),
-        ("tiles.all <= kMaxGpcWaves * tiles.clusters", "tiles.all <= (kMaxGpcWaves + 1) * tiles.clusters"),
-        ("return (bands - 1) * b * lost_share(passed_in_band) + ", "return "),
+        (" || tiles.may_have_less) return", ") return"),
+        ("tiles.group_tiles > 0 || tiles.all > kMaxGpcWaves", "tiles.all > kMaxGpcWaves"),
+        ("tiles.all > kMaxGpcWaves * tiles.clusters", "tiles.all > (kMaxGpcWaves + 1) * tiles.clusters"),
+        ("return b_again * lost_share(passed_in_band) + ", "return "),
+        ("bands * matrices - count_groups(tiles)", "bands - 1"),
+        ("height % tiles.group_unit == 0 ? double(height) / unit - 1", "false ? 0.0"),
+        ("double(columns) * count_matrices(tiles, std::min(height, stop - begin))", "double(columns)"),
         ("bytes / kKeptBytes - kKeptBelow", "bytes / kKeptBytes"),
         ("i * waves / counted * tiles.clusters", "i * tiles.clusters"),
         ("stop += kGpcCtas / cluster_size", "stop += kGpcCtas"),
         ("band == tiles.m || band == kMaxByteBand", "band == tiles.m || band == kMaxByteBand / 8"),
+    ],
+    ("csrc/runtime/launch.cpp", "tests/cpu/runtime/test_grouped_launch.py"): [
+        ("std::max<int64_t>(1, problem.alignment / tile_rows)", "1"),
+    ],
+    ("csrc/selector/forest.cpp", "tests/cpu/selector/test_selector.py"): [
+        ("__builtin_ctz(leaves[i][row])", "__builtin_ctz(leaves[i][row & 7])"),
+        ("values <= node->threshold", "values < node->threshold"),
     ],
     (
         "csrc/runtime/family_mqa_logits.cpp",
@@ -93,6 +104,7 @@ NATIVE_DEFECTS: Defects = {
         ("double(std::max<int64_t>(value, 1))", "double(value + 1)"),
         ("double(problem.n % kMaxAlignment)", "double(problem.n % 128)"),
         ("kLn2 * portable_log2(terms.total_us / pick_us_)", "portable_log2(terms.total_us / pick_us_)"),
+        ("tile != rated_) rate(", "tile.block_m != rated_.block_m) rate("),
     ],
     ("csrc/runtime/scale_copy.cpp", "tests/cpu/runtime/test_scale_copies.py"): [
         ("call.expected_m ? round_expected_m(*call.expected_m, sizes.m)", "call.expected_m ? *call.expected_m"),

@@ -276,7 +276,8 @@ GEOMETRIES = [
     (make_grouped(FP8, 4096, 2048, 512, 8), 512),
     (make_grouped(FP8, 1000, 2048, 512, 3), 334),
     (make_grouped(BF16, 512, 2048, 512, 8), 512),
-    # Fewer rows than groups would fill: those that have any have two or four tiles of 64 and 32 rows.
+    # Groups of whole alignments, which are several tiles.
+    (make_grouped(FP8, 256, 1024, 512, 4, alignment=256), 64),
     (make_grouped(FP8, 1024, 6400, 1536, 32), 32),
     (make_grouped("m_grouped_bf16_gemm_contiguous", 640, 5312, 5376, 32), 20),
     (make_grouped(FP8, 6400, 2624, 2304, 4, alignment=256), 1600),
@@ -315,8 +316,7 @@ def test_geometry(problem, rows, tile):
         assert (got["num_m_tiles"], got["num_n_tiles"]) == (-(-problem.m // block_m), -(-problem.n // block_n))
         tile_rows = block_m * cluster_m
         of_group = -(-rows // tile_rows)
-        # Groups that have rows have as many as their alignment.
-        shared = (-(-max(rows, problem.alignment) // tile_rows), max(1, problem.alignment // tile_rows))
+        shared = of_group, max(1, problem.alignment // tile_rows)
         walked, groups = (all_tiles, shared) if problem.op in CONTIGUOUS else (of_group, ())
         walk = Walk(config, walked, n_tiles, min(clusters, walked * n_tiles), *get_bytes(problem), *groups)
         assert got["band"] == walk.choose(tiles, is_dense=False, may_have_less=problem.op in MASKED)
