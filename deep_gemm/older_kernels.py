@@ -8,9 +8,10 @@ was not, stands at the entries. They hold for these hashes alone: the next chang
 """
 
 #: {op kind: (kernel hash, each older one whose measurements choose for it)}. The older ones are those of the H200's
-#: artefact, of which dense and contiguous products are of the present kernels, as is all of the H100's. The machine
-#: code of logits is that of the kernels before: 132 kernels spread over the configs of all recorded problems are the
-#: same to the byte. On an H200 the choices for masked FP8 lose 1.0 % on 16 drawn products, the heuristic's 5.4 %
+#: artefact, of which dense and contiguous products are of the present kernels, as is all of the H100's. (The H200's
+#: contiguous ones were measured with bands of before, which are no part of a kernel: docs/kernels.md.) The machine code
+#: of logits is that of the kernels before: 132 kernels spread over the configs of all recorded problems are the same to
+#: the byte. On an H200 the choices for masked FP8 lose 1.0 % on 16 drawn products, the heuristic's 5.4 %
 #: (choice_regret.json); masked BF16 was compared with sweeps of still older kernels, where they lost 4.6 % on 70
 #: products and the heuristic's 8.2 %. Groups of K, batched products and sums were not timed so.
 SERVED: dict[str, tuple[str, ...]] = {
@@ -73,4 +74,6 @@ def find_serving(op: str, kernel_hash: str, recorded: str) -> str:
     """Return `recorded` where measurements of these kernels of `op` choose for those of `kernel_hash`, too; else
     `kernel_hash`, which only its own measurements match.
     """
+    if recorded == kernel_hash:  # as nearly always, and every new choice asks
+        return recorded
     return recorded if recorded in list_serving(op, kernel_hash) else kernel_hash

@@ -50,7 +50,6 @@ class Selector(_C.Selector):
             has_own_heuristic=metadata["heuristic_version"] == _C.heuristic_version(metadata["sku"]),
         )
         self._metadata = metadata
-        self._serving: dict[tuple[str, str], str] = {}
 
     @property
     def metadata(self) -> dict:
@@ -88,12 +87,8 @@ class Selector(_C.Selector):
         return super().find_fault(op, self._find_serving(op, kernel_hash))
 
     def _find_serving(self, op: str, kernel_hash: str) -> str:
-        """Return the hash that the artefact knows these kernels by; remembered, as every new choice asks."""
-        if (found := self._serving.get((op, kernel_hash))) is None:
-            members = self._metadata["ops"].get(op)
-            found = find_serving(op, kernel_hash, members["kernel_hash"]) if members else kernel_hash
-            self._serving[op, kernel_hash] = found
-        return found
+        members = self._metadata["ops"].get(op)
+        return find_serving(op, kernel_hash, members["kernel_hash"]) if members else kernel_hash
 
 
 def describe_op(op: str, members: Any, arrays: Mapping[str, np.ndarray]) -> dict:

@@ -63,7 +63,7 @@ ConfigFeatures::ConfigFeatures(const Problem& problem, const Estimator& estimato
     *out++ = double(estimator.k_steps());
 }
 
-// What a config with the knobs of the main loop shares with the tile that it was made of.
+// What a config shares with its tile, whatever its knobs of the main loop; sets what write_own copies.
 void ConfigFeatures::rate(const Config& tile, const TileFacts& facts) {
     const Tiling tiling = tiler_.divide(tile, facts);
     const EstimateTerms terms = estimator_.terms(tile, facts, tiling);
@@ -73,7 +73,7 @@ void ConfigFeatures::rate(const Config& tile, const TileFacts& facts) {
     const double inv_total = 1.0 / terms.total_us;
     rated_ = tile;
     blocks_per_sm_ = double(tiling.blocks_per_sm);
-    double* out = of_tile_;
+    double* out = tile_features_;
     *out++ = facts.is_staged ? 1.0 : 0.0;
     *out++ = facts.has_two_scales ? two_scale_share(problem_.n, tile.block_n, tiling.n_tiles) : 0.0;
     *out++ = facts.has_column_scales ? 1.0 : 0.0;
@@ -93,7 +93,7 @@ void ConfigFeatures::rate(const Config& tile, const TileFacts& facts) {
 }
 
 void ConfigFeatures::write_own(const Config& config, const TileFacts& facts, double* out) {
-    if (const Config tile = without_loop_knobs(config); tile != rated_) rate(tile, facts);
+    if (const Config tile = without_loop_knobs(config); rated_ != tile) rate(tile, facts);
     for (int value : {config.block_m, config.block_n, row_side(config), column_side(config), config.num_stages,
                       config.cluster_m, config.cluster_n, config.split_k, config.swap_ab, config.loop,
                       config.scale_warp, config.tile_barrier, config.reduce_add})
@@ -101,7 +101,7 @@ void ConfigFeatures::write_own(const Config& config, const TileFacts& facts, dou
     *out++ = double(smem_bytes(problem_, config));
     *out++ = blocks_per_sm_;
     *out++ = is_pipelined(problem_, config) ? 1.0 : 0.0;
-    std::copy(std::begin(of_tile_), std::end(of_tile_), out);
+    std::copy(std::begin(tile_features_), std::end(tile_features_), out);
 }
 
 }  // namespace deep_gemm

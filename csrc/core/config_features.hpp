@@ -2,6 +2,7 @@
 // for training (through Python) and at run time. All op kinds have the same ones.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,8 @@ namespace deep_gemm {
 // Raise it when a feature is added, removed or changed; artefacts of another version are not used.
 inline constexpr int kFeaturesVersion = 5;
 
-inline constexpr size_t kNumSharedFeatures = 36, kNumOwnFeatures = 37;
+inline constexpr size_t kNumSharedFeatures = 36, kNumConfigFeatures = 16, kNumTileFeatures = 21;
+inline constexpr size_t kNumOwnFeatures = kNumConfigFeatures + kNumTileFeatures;
 inline constexpr size_t kNumConfigRow = kNumSharedFeatures + kNumOwnFeatures;
 
 // The names of a row's numbers; the last is log(predicted time / that of find_feature_pick's tile).
@@ -26,13 +28,12 @@ class ConfigFeatures {
     // Both must outlive this object; `pick` is find_feature_pick's.
     ConfigFeatures(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick);
 
-    // The kNumSharedFeatures numbers that a row starts with, and the kNumOwnFeatures numbers after them. The latter
-    // take less time behind a config of the same tile, with other knobs of the main loop.
+    // The kNumSharedFeatures numbers that a row starts with, and the kNumOwnFeatures numbers after them. A tile is
+    // rated once for configs that follow one another and differ in the knobs of the main loop alone.
     const double* shared() const { return shared_; }
     void write_own(const Config& config, const TileFacts& facts, double* out);
 
  private:
-    static constexpr size_t kNumTileFeatures = 21;  // the last of a row
     void rate(const Config& tile, const TileFacts& facts);
 
     const Problem& problem_;
@@ -41,8 +42,8 @@ class ConfigFeatures {
     double pick_us_;
     double useful_;
     double shared_[kNumSharedFeatures];
-    Config rated_{};  // the tile of the numbers below
-    double blocks_per_sm_ = 0.0, of_tile_[kNumTileFeatures];
+    std::optional<Config> rated_;  // the tile of the numbers below
+    double blocks_per_sm_ = 0.0, tile_features_[kNumTileFeatures];
 };
 
 }  // namespace deep_gemm

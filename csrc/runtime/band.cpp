@@ -17,17 +17,15 @@ constexpr int64_t kMaxBand = 32;
 constexpr int64_t kFirstCtas = 8, kGpcCtas = 16;
 constexpr int64_t kMaxGpcWaves = 3, kMaxGpcBand = 8;
 // A wave's rows beside those of its GPCs; 2 to 6 choose the same bands.
-constexpr int64_t kWaveWeight = 4;
-// In longer grids, over 212 kernels on an H100: bands for the wave alone lose 3.4 % to the best, and up to 23 %, those
-// by bytes 1.2 and up to 12 %; 64 batched ones 4.8 and 1.3 %. Powers of two, since 16 CTAs are then a block of whole
-// columns. Where groups lie one after the other, in grids of any length (120 kernels): 3.4 and 1.5 %, up to 27 and 17.
+constexpr double kWaveWeight = 4;
+// Bands by bytes are powers of two: 16 CTAs are then a block of whole columns.
 constexpr int64_t kMaxByteBand = 64;
 // Rows stay in the L2 while no more than this passes through it; then ever more are lost. 25 to 40 MB choose alike.
 constexpr double kKeptBytes = 30e6, kKeptBelow = 0.7, kLostAbove = 1.3;
 // Waves whose rows are counted, spread over the matrix: two choose worse bands, eight none better.
 constexpr int64_t kCountedWaves = 3;
 
-// Rows of A and B that a wave touches.
+// The band with the fewest rows of A and B in a wave.
 int64_t choose_wave_band(const Config& config, const WalkedTiles& tiles) {
     int64_t best_band = 1, best_rows = INT64_MAX;
     for (int64_t band = 1; band <= std::min(kMaxBand, tiles.m); ++band) {
@@ -38,17 +36,17 @@ int64_t choose_wave_band(const Config& config, const WalkedTiles& tiles) {
     return best_band;
 }
 
-// Matrices of B that a run of `height` tiles along m meets on average: one, and one more at each border of units that
-// is a border of groups. Where the run is of whole units, it starts where one does.
-double count_matrices(const WalkedTiles& tiles, int64_t height) {
+// Mean number of groups, and so of matrices of B, that a run of `height` tiles along m meets. Groups begin at whole
+// units of tiles; so does a run of whole units.
+double mean_matrices(const WalkedTiles& tiles, int64_t height) {
     if (tiles.group_tiles == 0) return 1;
     const double unit = double(tiles.group_unit),
                  borders = height % tiles.group_unit == 0 ? double(height) / unit - 1 : double(height - 1) / unit;
     return 1 + borders * unit / double(tiles.group_tiles);
 }
 
-// Groups that have rows.
-double count_groups(const WalkedTiles& tiles) {
+// Mean number of groups that have rows.
+double mean_groups(const WalkedTiles& tiles) {
     return tiles.group_tiles == 0 ? 1 : std::max(1.0, double(tiles.m) / double(tiles.group_tiles));
 }
 
@@ -61,10 +59,10 @@ double count_rows(const Config& config, const WalkedTiles& tiles, int64_t band, 
                       start = first_m * tiles.n, stop = std::min(end, start + height * tiles.n);
         m_tiles += std::min(stop - begin, height);
         const int64_t columns = (stop - 1 - start) / height - (begin - start) / height + 1;
-        n_tiles += double(columns) * count_matrices(tiles, std::min(height, stop - begin));
+        n_tiles += double(columns) * mean_matrices(tiles, std::min(height, stop - begin));
         begin = stop;
     }
-    const double all_columns = double(tiles.n) * count_groups(tiles);
+    const double all_columns = double(tiles.n) * mean_groups(tiles);
     return double(m_tiles * config.cluster_m * config.block_m) +
            std::min(n_tiles, all_columns) * double(config.cluster_n * config.block_n);
 }
@@ -86,7 +84,7 @@ int64_t choose_gpc_band(const Config& config, const WalkedTiles& tiles) {
         for (int64_t begin = 0; begin < all; begin += tiles.clusters) {
             const int64_t end = std::min(begin + tiles.clusters, all);
             rows += count_gpc_rows(config, tiles, band, begin, end) +
-                    double(kWaveWeight) * count_rows(config, tiles, band, begin, end);
+                    kWaveWeight * count_rows(config, tiles, band, begin, end);
         }
         if (rows < best_rows) best_rows = rows, best_band = band;
     }
@@ -115,17 +113,20 @@ double lost_share(double bytes) {
 double count_bytes_again(const Config& config, const WalkedTiles& tiles, int64_t band) {
     const double m_rows = config.cluster_m * config.block_m, n_rows = config.cluster_n * config.block_n,
                  k_bytes = double(tiles.k_bytes), tile_d_bytes = m_rows * n_rows * double(tiles.d_bytes),
-                 bands = double(ceil_div(tiles.m, band)), matrices = count_matrices(tiles, band),
+                 bands = double(ceil_div(tiles.m, band)), matrices = mean_matrices(tiles, band),
                  wave_columns = std::max(1.0, double(tiles.clusters) / double(band)),
                  waves = std::max(1.0, double(tiles.n) / wave_columns);
     const double b = double(tiles.n) * n_rows * k_bytes, a_of_band = double(band) * m_rows * k_bytes,
-                 b_again = std::max(0.0, bands * matrices - count_groups(tiles)) * b;
+                 b_again = std::max(0.0, bands * matrices - mean_groups(tiles)) * b;
     const double passed_in_band = matrices * b + a_of_band + double(band * tiles.n) * tile_d_bytes,
                  passed_in_wave =
                      a_of_band + matrices * wave_columns * n_rows * k_bytes + double(tiles.clusters) * tile_d_bytes;
     return b_again * lost_share(passed_in_band) + (waves - 1) * bands * a_of_band * lost_share(passed_in_wave);
 }
 
+// Over 212 kernels of more than three waves on an H100, bands for the wave alone lose 3.4 % to the best, and up to 23
+// %, these 1.2 and up to 12 %; over 64 batched ones 4.8 and 1.3 %. Where groups lie one after the other, 120 kernels of
+// grids of any length lose 3.4 % by the bands of waves, and up to 27 %, by these 1.5 and up to 17 %.
 int64_t choose_byte_band(const Config& config, const WalkedTiles& tiles) {
     int64_t best_band = 1;
     double best_bytes = std::numeric_limits<double>::infinity();

@@ -12,19 +12,20 @@ struct WalkedTiles {
     int64_t m, n;         // cluster tiles
     int64_t clusters;     // clusters of the grid, not more than there are tiles
     int64_t all;          // cluster tiles of the launch
-    int64_t group_tiles;  // tiles along m of a group on average, where groups begin and end anywhere in a band; else 0
-    int64_t group_unit;   // every such group has a multiple of so many tiles along m
-    bool is_dense;        // no groups, no batch
-    bool may_have_less;   // m is room for rows, of which only the device knows how many there are
-    int64_t k_bytes;      // of a row of A or B
-    int64_t d_bytes;      // of an element of D that are read and written
+    int64_t group_tiles;  // of groups that lie one after the other along m: tiles of one on average; of all others 0
+    int64_t group_unit;  // such groups begin at multiples of so many tiles; 1 where a tile is larger than the alignment
+    bool is_dense;       // no groups, no batch
+    bool may_have_less;  // m is room for rows, of which only the device knows how many there are
+    int64_t k_bytes;     // of a row of A or B
+    int64_t d_bytes;     // of an element of D that are read and written
 };
 
-// The band, at least 1 and at most tiles.m, that lets the kernel move the fewest bytes:
-// - in grids of many waves, and where groups lie one after the other, of A and B to the GPCs, whose CTAs start one
-//   after the other, and again from memory where the L2 has lost them since;
-// - in grids of few waves of dense single CTAs, to the GPCs and to each wave, a block of tiles `band` high;
-// - in all others, to each wave.
+// The band, at least 1 and at most tiles.m, with which the least is read. What counts:
+// - in grids of many waves, and for groups that lie one after the other, the bytes that the GPCs read, and those that
+// are
+//   read from memory again because the L2 has lost them;
+// - in few waves of dense single CTAs, the rows that each GPC and each wave touch;
+// - in all else (split K, masked groups, clusters or batches in few waves), the rows that each wave touches.
 int64_t choose_band(const Config& config, const WalkedTiles& tiles);
 
 }  // namespace deep_gemm

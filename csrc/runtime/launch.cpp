@@ -167,16 +167,18 @@ bool may_overlap(const LoadedKernel& kernel, const LaunchGeometry& geometry) {
 WalkedTiles describe_walk(const Problem& problem, const Config& config, const ClusterTiles& tiles, int64_t clusters) {
     const OpKind& kind = op_kind(problem.op);
     const bool is_shared = kind.m_is_shared();
-    // Masked groups may have more rows than expected. A band that cuts a group reads its B once more: 625 us instead of
-    // 533 for 32 groups of about 192 rows, n 6144, k 7168 (H200).
+    // Contiguous groups share one walk over all rows. Masked groups may have more rows than expected, and a band that
+    // cuts a group reads its B once more: 625 us instead of 533 for 32 groups of about 192 rows, n 6144, k 7168 (H200).
     const int64_t rows = kind.has_room() || is_shared ? problem.m : rows_per_group(problem),
-                  tile_rows = int64_t(config.cluster_m) * config.block_m, walked = ceil_div(rows, tile_rows);
-    return {.m = walked,
+                  tile_rows = int64_t(config.cluster_m) * config.block_m, m_tiles = ceil_div(rows, tile_rows),
+                  group_tiles = ceil_div(rows_per_group(problem), tile_rows),
+                  unit = std::max<int64_t>(1, problem.alignment / tile_rows);
+    return {.m = m_tiles,
             .n = tiles.n,
-            .clusters = std::min(clusters, walked * tiles.n),
+            .clusters = std::min(clusters, m_tiles * tiles.n),
             .all = tiles.count(),
-            .group_tiles = is_shared ? ceil_div(rows_per_group(problem), tile_rows) : 0,
-            .group_unit = std::max<int64_t>(1, problem.alignment / tile_rows),
+            .group_tiles = is_shared ? ceil_div(group_tiles, unit) * unit : 0,
+            .group_unit = unit,
             .is_dense = !is_grouped(problem.op),
             .may_have_less = kind.has_room(),
             .k_bytes = extent_of(problem).k * element_bytes(problem.op),

@@ -153,11 +153,11 @@ void run_on_gpu(const Steps& steps, Call& call, const Sizes& sizes, const Layout
     steps.launch(*entry.kernel, entry.geometry, call, sizes, layouts, problem.num_sms, stream);
 }
 
-// The kernel's variant, which may take more than the operands ask for, with their sizes.
+// The kernel's variant, which may take more than the operands ask for, with their sizes and alignment.
 Problem sized_variant(const LoadedKernel& kernel, const Problem& given) {
     Problem problem = kernel.problem;
     problem.m = given.m, problem.n = given.n, problem.k = given.k;
-    problem.num_groups = given.num_groups;
+    problem.num_groups = given.num_groups, problem.alignment = given.alignment;
     return problem;
 }
 

@@ -135,7 +135,7 @@ void bind_selector_class(py::module_& m) {
              "ModelError for an op kind that is not there, or other features.")
         .def("replay_golden", &Selector::replay_golden, "lanes"_a = FeatureTable::kMostLanes,
              "Return how many golden problems give other scores (bit by bit) or another choice than recorded. `lanes`: "
-             "numbers of the widest vectors to compare with (4, 8 or 16), of those that this host has.");
+             "compare at most so many numbers at once, as far as this host can (16, 8, else 4).");
 }
 
 }  // namespace

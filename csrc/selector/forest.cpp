@@ -11,6 +11,14 @@
 namespace deep_gemm {
 namespace {
 
+// GCC's and Clang's vectors of so many numbers; every 64-bit host has those of four. A comparison sets all bits of a
+// number or none.
+template <size_t kLanes>
+struct Lanes {
+    using Floats __attribute__((vector_size(kLanes * sizeof(float)))) = float;  // behind the type GCC would drop it
+    using Bits __attribute__((vector_size(kLanes * sizeof(uint32_t)))) = uint32_t;
+};
+
 constexpr double kMaxMagnitude = 1e6;  // a log ratio is far smaller; keeps sums finite
 
 void check_sizes(const ForestArrays& arrays) {
@@ -100,21 +108,26 @@ void Forest::add_tree(const ForestArrays& arrays, int64_t begin, int64_t end) {
 // on the way to it, and these do not take away its own. A few trees at a time, so that the sums stay in registers.
 template <size_t kLanes>
 inline __attribute__((always_inline)) void Forest::add_up(const FeatureTable& table, Sums& sums) const {
+    using Floats = typename Lanes<kLanes>::Floats;
     using Bits = typename Lanes<kLanes>::Bits;
-    constexpr size_t kTogether = 16, kVectors = FeatureTable::count_vectors(kLanes);
+    constexpr size_t kTogether = 16, kVectors = (FeatureTable::kRows + kLanes - 1) / kLanes;
     const Node* node = nodes_.data();
     for (size_t first = 0; first < trees_.size(); first += kTogether) {
         const size_t count = std::min(kTogether, trees_.size() - first);
-        FeatureTable::Flags leaves[kTogether];
+        uint32_t leaves[kTogether][kVectors * kLanes];
         for (size_t i = 0; i < count; ++i) {
-            Bits left[kVectors];
-            for (Bits& bits : left) bits = ~Bits{};
-            for (const Node* end = nodes_.data() + trees_[first + i].end; node != end; ++node)
-                table.visit<kLanes>(size_t(node->feature), left,
-                                    [&](const typename Lanes<kLanes>::Floats& values, Bits& bits) {
-                                        bits &= Bits(values <= node->threshold) | node->kept;
-                                    });
-            std::memcpy(leaves[i].data(), left, sizeof left);
+            Bits reachable[kVectors];
+            for (Bits& bits : reachable) bits = ~Bits{};
+            for (const Node* end = nodes_.data() + trees_[first + i].end; node != end; ++node) {
+                const float* rows = table.rows(size_t(node->feature));
+#pragma GCC unroll 3
+                for (size_t vector = 0; vector < kVectors; ++vector) {
+                    Floats values;
+                    std::memcpy(&values, rows + vector * kLanes, sizeof values);
+                    reachable[vector] &= Bits(values <= node->threshold) | node->kept;
+                }
+            }
+            std::memcpy(leaves[i], reachable, sizeof leaves[i]);
         }
         for (size_t i = 0; i < count; ++i)
 #pragma GCC unroll 12
@@ -123,9 +136,6 @@ inline __attribute__((always_inline)) void Forest::add_up(const FeatureTable& ta
     }
 }
 
-void Forest::add_plain(const FeatureTable& table, Sums& sums) const { add_up<4>(table, sums); }
-
-// The same sums to the bit: comparisons are exact, and sums are no vectors.
 #ifdef __x86_64__
 __attribute__((target("avx2"))) void Forest::add_avx2(const FeatureTable& table, Sums& sums) const {
     add_up<8>(table, sums);
@@ -135,24 +145,14 @@ __attribute__((target("avx512f"))) void Forest::add_avx512(const FeatureTable& t
 }
 #endif
 
-Forest::Add Forest::choose_add([[maybe_unused]] size_t lanes) {
+// All give the same sums bit by bit: comparisons are exact, and each row's sum is added up in the order of the trees.
+Forest::Sums Forest::predict(const FeatureTable& table, [[maybe_unused]] size_t lanes) const {
+    Sums sums{};
 #ifdef __x86_64__
-    if (lanes >= 16 && __builtin_cpu_supports("avx512f")) return &Forest::add_avx512;
-    if (lanes >= 8 && __builtin_cpu_supports("avx2")) return &Forest::add_avx2;
+    if (lanes >= 16 && __builtin_cpu_supports("avx512f")) return add_avx512(table, sums), sums;
+    if (lanes >= 8 && __builtin_cpu_supports("avx2")) return add_avx2(table, sums), sums;
 #endif
-    return &Forest::add_plain;
-}
-
-Forest::Sums Forest::predict(const FeatureTable& table) const {
-    static const Add add = choose_add(FeatureTable::kMostLanes);
-    Sums sums{};
-    (this->*add)(table, sums);
-    return sums;
-}
-
-Forest::Sums Forest::predict(const FeatureTable& table, size_t lanes) const {
-    Sums sums{};
-    (this->*choose_add(lanes))(table, sums);
+    add_up<4>(table, sums);
     return sums;
 }
 

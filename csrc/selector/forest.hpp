@@ -28,11 +28,10 @@ class Forest {
     // arrays.
     Forest(ForestArrays arrays, size_t num_features);
 
-    // The sums over the trees of the value of the leaf that each finds for a row of `table`.
+    // The sums over the trees of the value of the leaf that each finds for a row of `table`. At most `lanes` numbers
+    // are compared at once, as far as this host can: 16, 8, else 4.
     using Sums = std::array<double, FeatureTable::kRows>;
-    Sums predict(const FeatureTable& table) const;
-    // The same with vectors of at most `lanes` numbers, of those that this host has.
-    Sums predict(const FeatureTable& table, size_t lanes) const;
+    Sums predict(const FeatureTable& table, size_t lanes = FeatureTable::kMostLanes) const;
 
  private:
     // A comparison of any tree: a row whose feature is above the threshold does not reach the leaves to the left.
@@ -45,14 +44,11 @@ class Forest {
         size_t end, first_leaf;  // one past its last node, and its leftmost value
     };
 
-    // Adds to the sums of the rows. One body, compiled for the vectors of several hosts.
+    // Adds to the sums of the rows: one body, compiled for each width of vectors.
     template <size_t kLanes>
     void add_up(const FeatureTable& table, Sums& sums) const;
-    void add_plain(const FeatureTable& table, Sums& sums) const;
     void add_avx2(const FeatureTable& table, Sums& sums) const;
     void add_avx512(const FeatureTable& table, Sums& sums) const;
-    using Add = void (Forest::*)(const FeatureTable& table, Sums& sums) const;
-    static Add choose_add(size_t lanes);
     void add_tree(const ForestArrays& arrays, int64_t begin, int64_t end);
 
     std::vector<Node> nodes_;

@@ -35,18 +35,17 @@ std::string name_feature(const OpModel& model, size_t index) {
     return config_feature_names()[index];
 }
 
-// Not 0 for the rows whose features all lie in the hull.
-FeatureTable::Flags find_inside(const OpModel& model, const FeatureTable& table) {
-    using Four = Lanes<4>;
-    Four::Bits inside[FeatureTable::count_vectors(4)];
-    for (Four::Bits& bits : inside) bits = ~Four::Bits{};
-    for (size_t feature = 0; feature < table.num_features(); ++feature)
-        table.visit<4>(feature, inside, [&](const Four::Floats& values, Four::Bits& bits) {
-            bits &= Four::Bits(values >= model.hull_min[feature]) & Four::Bits(values <= model.hull_max[feature]);
-        });
-    FeatureTable::Flags flags{};
-    std::memcpy(flags.data(), inside, sizeof inside);
-    return flags;
+// Which rows' features all lie in the hull: 1, else 0.
+using Flags = std::array<uint32_t, FeatureTable::kRows>;
+Flags find_inside(const OpModel& model, const FeatureTable& table) {
+    Flags inside;
+    inside.fill(1);
+    for (size_t feature = 0; feature < table.num_features(); ++feature) {
+        const float *rows = table.rows(feature), low = model.hull_min[feature], high = model.hull_max[feature];
+        for (size_t row = 0; row < FeatureTable::kRows; ++row)
+            inside[row] &= uint32_t(rows[row] >= low) & uint32_t(rows[row] <= high);
+    }
+    return inside;
 }
 
 // The name of the first feature of row 0 outside.
@@ -60,14 +59,15 @@ std::string name_outside(const OpModel& model, const FeatureTable& table) {
 // estimate. The prediction is the estimate times exp(residual). Rows outside the hull have an infinite score, and with
 // the pick outside there is nothing to compare with.
 template <typename IsUsable>
-Decision decide(const OpModel& model, const FeatureTable& table, size_t count, IsUsable&& is_usable) {
-    const FeatureTable::Flags inside = find_inside(model, table);
+Decision decide(const OpModel& model, const FeatureTable& table, size_t count, IsUsable&& is_usable,
+                size_t lanes = FeatureTable::kMostLanes) {
+    const Flags inside = find_inside(model, table);
     Decision decision;
     if (!inside[0]) {
         decision.reason = "outside the training hull: " + name_outside(model, table);
         return decision;
     }
-    const Forest::Sums residuals = model.forest.predict(table);
+    const Forest::Sums residuals = model.forest.predict(table, lanes);
     const auto predict = [&](size_t row) {
         return double(table.at(table.num_features() - 1, row)) +
                std::clamp(residuals[row], -kMaxResidual, kMaxResidual);
@@ -104,7 +104,7 @@ bool is_golden(const OpModel& model, size_t problem, size_t lanes) {
         for (size_t feature = 0; feature < model.num_features(); ++feature) table.at(feature, row) = *value++;
     const Forest::Sums scores = model.forest.predict(table, lanes);
     if (std::memcmp(scores.data(), &parts.golden_scores[begin], count * sizeof(double)) != 0) return false;
-    const Decision decision = decide(model, table, count, [](size_t) { return true; });
+    const Decision decision = decide(model, table, count, [](size_t) { return true; }, lanes);
     return decision.best == size_t(parts.golden_choice[problem]);
 }
 

@@ -1,5 +1,5 @@
-"""The band of a walk by csrc/runtime/band.cpp's rules: rows counted tile by tile, bytes that are read again by the same
-formula.
+"""The band of a walk by csrc/runtime/band.cpp's rules: rows counted tile by tile, groups that tiles meet and bytes that
+are read again by the same formulas.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Walk:
     """A walk of `clusters` over the m * n cluster tiles of one matrix; bytes: of a row of K, of an element of D.
 
-    group_tiles: tiles along m of a group of those that lie one after the other in it; else 0. group_unit: tiles along m
-    of which every such group has a multiple.
+    group_tiles: of groups that lie one after the other along m the tiles of one on average; of others 0. group_unit:
+    such groups begin at multiples of so many tiles.
     """
 
     config: object
@@ -33,10 +33,10 @@ class Walk:
 
     @property
     def groups(self) -> float:
-        """How many groups have rows."""
+        """Mean number of groups that have rows."""
         return max(1.0, self.m / self.group_tiles) if self.group_tiles else 1.0
 
-    def count_matrices(self, height: int) -> float:
+    def get_mean_matrices(self, height: int) -> float:
         """Return the mean number of groups that so many tiles along m meet: the first one's, and one more for each of
         their borders between units that is a border between groups.
         """
@@ -68,7 +68,7 @@ class Walk:
         for first in {tile[0] // band for tile in run}:
             part = [tile for tile in run if tile[0] // band == first]
             height = min(band, self.m - first * band, len(part))
-            columns += len({tile[1] for tile in part}) * self.count_matrices(height)
+            columns += len({tile[1] for tile in part}) * self.get_mean_matrices(height)
         return len({tile[0] for tile in run}) * self.rows[0] + min(columns, self.n * self.groups) * self.rows[1]
 
     def cut(self, wave: list) -> list[list]:
@@ -87,7 +87,7 @@ class Walk:
     def best_for_gpcs(self) -> int:
         """Return the band with the fewest rows of GPCs and waves."""
 
-        def count(band: int) -> int:
+        def count(band: int) -> float:
             return sum(
                 4 * self.count(wave, band) + sum(self.count(run, band) for run in self.cut(wave))
                 for wave in self.waves(band)
@@ -118,7 +118,7 @@ class Walk:
     def count_bytes_again(self, band: int) -> float:
         """Return what is read from memory once more."""
         (m_rows, n_rows), columns = self.rows, max(1.0, self.clusters / band)
-        bands, waves, matrices = -(-self.m // band), max(1.0, self.n / columns), self.count_matrices(band)
+        bands, waves, matrices = -(-self.m // band), max(1.0, self.n / columns), self.get_mean_matrices(band)
         b, a = self.n * n_rows * self.k_bytes, band * m_rows * self.k_bytes
         in_band = matrices * b + a + band * self.n * m_rows * n_rows * self.d_bytes
         in_wave = a + matrices * columns * n_rows * self.k_bytes + self.clusters * m_rows * n_rows * self.d_bytes

@@ -62,9 +62,9 @@ NATIVE_DEFECTS: Defects = {
         ("tiles.group_tiles > 0 || tiles.all > kMaxGpcWaves", "tiles.all > kMaxGpcWaves"),
         ("tiles.all > kMaxGpcWaves * tiles.clusters", "tiles.all > (kMaxGpcWaves + 1) * tiles.clusters"),
         ("return b_again * lost_share(passed_in_band) + ", "return "),
-        ("bands * matrices - count_groups(tiles)", "bands - 1"),
+        ("bands * matrices - mean_groups(tiles)", "bands - 1"),
         ("height % tiles.group_unit == 0 ? double(height) / unit - 1", "false ? 0.0"),
-        ("double(columns) * count_matrices(tiles, std::min(height, stop - begin))", "double(columns)"),
+        ("double(columns) * mean_matrices(tiles, std::min(height, stop - begin))", "double(columns)"),
         ("bytes / kKeptBytes - kKeptBelow", "bytes / kKeptBytes"),
         ("i * waves / counted * tiles.clusters", "i * tiles.clusters"),
         ("stop += kGpcCtas / cluster_size", "stop += kGpcCtas"),
@@ -72,6 +72,10 @@ NATIVE_DEFECTS: Defects = {
     ],
     ("csrc/runtime/launch.cpp", "tests/cpu/runtime/test_grouped_launch.py"): [
         ("std::max<int64_t>(1, problem.alignment / tile_rows)", "1"),
+        ("ceil_div(group_tiles, unit) * unit", "group_tiles"),
+    ],
+    ("csrc/runtime/run.cpp", "tests/cpu/runtime/test_grouped_launch.py"): [
+        (", problem.alignment = given.alignment", ""),
     ],
     ("csrc/selector/forest.cpp", "tests/cpu/selector/test_selector.py"): [
         ("__builtin_ctz(leaves[i][row])", "__builtin_ctz(leaves[i][row & 7])"),
@@ -104,7 +108,7 @@ NATIVE_DEFECTS: Defects = {
         ("double(std::max<int64_t>(value, 1))", "double(value + 1)"),
         ("double(problem.n % kMaxAlignment)", "double(problem.n % 128)"),
         ("kLn2 * portable_log2(terms.total_us / pick_us_)", "portable_log2(terms.total_us / pick_us_)"),
-        ("tile != rated_) rate(", "tile.block_m != rated_.block_m) rate("),
+        ("rated_ != tile) rate(", "!rated_ || rated_->block_m != tile.block_m) rate("),
     ],
     ("csrc/runtime/scale_copy.cpp", "tests/cpu/runtime/test_scale_copies.py"): [
         ("call.expected_m ? round_expected_m(*call.expected_m, sizes.m)", "call.expected_m ? *call.expected_m"),

@@ -67,6 +67,16 @@ def test_values_are_those_of_their_names():
     assert max(values[f"{name}_share"] for name in ("math", "load", "latency")) == 1.0
 
 
+def test_a_row_is_the_same_behind_any_other():
+    problem = _C.Problem("fp8_gemm", 64, 2112, 7168)
+    configs = [_C.Config(64, 64, 2), _C.Config(64, 64, 2, loop=1), *CONFIGS, _C.Config(128, 112, 4, loop=1)]
+    alone = [_C.get_config_features(problem, H200, [config])[0] for config in configs]
+    for order in (configs, configs[::-1]):
+        rows = dict(zip(order, _C.get_config_features(problem, H200, order), strict=True))
+        assert all(np.array_equal(rows[config], row) for config, row in zip(configs, alone, strict=True))
+    assert len({row.tobytes() for row in alone}) == len(configs)
+
+
 def test_a_split_shortens_the_steps_of_a_tile():
     problem = _C.Problem("fp8_gemm", 16, 512, 16384)
     assert named(problem, _C.Config(64, 64, 5, split_k=4))["steps"] == 32

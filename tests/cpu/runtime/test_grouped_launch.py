@@ -182,10 +182,14 @@ def expected_grid(problem, config, shape, sms=132, limit=60) -> int:
 def check_params(params, problem, config, shape):
     m, n, k, _ = shape
     assert (params["m"], params["n"], params["k"], params["alpha"], params["beta"]) == (m, n, k, 1.0, 1.0)
-    assert (params["num_m_tiles"], params["num_n_tiles"]) == (
+    sized = _C.Problem(**(problem.as_dict() | dict(zip(("m", "n", "k", "num_groups"), shape, strict=True))))
+    limit = 60 if cluster_size(config) > 1 else 0
+    geometry = _C.launch_geometry(sized, config, sm_count=132, max_clusters=limit)
+    assert [params[name] for name in ("num_m_tiles", "num_n_tiles", "band")] == [
         -(-m // config.block_m),
         -(-n // config.block_n),
-    ) and params["band"] >= 1
+        geometry["band"],
+    ]
     assert params["head_left"] == params["head_mid"] == params["head_right"] == params["zero"] == 0
     pitch = pitch_of(n, "float32" if problem.d_dtype == "fp32" else "bfloat16")
     assert (params["d"], params["d_stride_m"]) == (stub_operands.D, pitch)
@@ -269,6 +273,16 @@ def test_blocks_have_template_maps_and_slots(driver, shape):
         check_params(read_params(launch), problem, config, shape)
 
 
+def test_kernels_that_are_launched_directly_walk_as_in_a_call(driver):
+    """Sweeps do so, on groups with fewer rows than an alignment has tiles, too."""
+    shape, problems = (1024, 6400, 1536, 32), [make_grouped(op, 1, 1, 1, 1) for op in CONTIGUOUS]
+    launched, events = driver.call(launch_variants, shape, problems)
+    launches = select(events, "LaunchKernelEx")
+    for (problem, config), launch in zip(launched, launches, strict=True):
+        check_params(read_params(launch), problem, config, shape)
+    assert len({read_params(launch)["band"] for launch in launches}) > 1
+
+
 # Grids.
 
 
@@ -278,6 +292,7 @@ GEOMETRIES = [
     (make_grouped(BF16, 512, 2048, 512, 8), 512),
     # Groups of whole alignments, which are several tiles.
     (make_grouped(FP8, 256, 1024, 512, 4, alignment=256), 64),
+    (make_grouped(FP8, 384, 1088, 3456, 2), 192),
     (make_grouped(FP8, 1024, 6400, 1536, 32), 32),
     (make_grouped("m_grouped_bf16_gemm_contiguous", 640, 5312, 5376, 32), 20),
     (make_grouped(FP8, 6400, 2624, 2304, 4, alignment=256), 1600),
@@ -316,10 +331,29 @@ def test_geometry(problem, rows, tile):
         assert (got["num_m_tiles"], got["num_n_tiles"]) == (-(-problem.m // block_m), -(-problem.n // block_n))
         tile_rows = block_m * cluster_m
         of_group = -(-rows // tile_rows)
-        shared = of_group, max(1, problem.alignment // tile_rows)
+        unit = max(1, problem.alignment // tile_rows)
+        shared = -(-of_group // unit) * unit, unit
         walked, groups = (all_tiles, shared) if problem.op in CONTIGUOUS else (of_group, ())
         walk = Walk(config, walked, n_tiles, min(clusters, walked * n_tiles), *get_bytes(problem), *groups)
         assert got["band"] == walk.choose(tiles, is_dense=False, may_have_less=problem.op in MASKED)
+
+
+@pytest.mark.parametrize(
+    "op, sizes, tile, bands",
+    [
+        (FP8, (128, 5888, 3072, 16), (64, 128, 8), {2}),
+        (FP8, (1152, 4352, 1408, 32), (64, 128, 8), {2, 3, 4, 6, 8, 12, 16, 18}),
+        (FP8, (6400, 2624, 2304, 4), (128, 128, 5), {2, 3, 4}),
+        (FP8, (2432, 2496, 2176, 4), (128, 128, 5), {2, 3, 4, 6, 8, 12}),
+        (CONTIGUOUS[1], (1792, 1664, 1152, 32), (64, 128, 8), {2, 4, 6, 8, 12, 16, 24, 28}),
+        (CONTIGUOUS[1], (7168, 1472, 1664, 4), (128, 224, 3), {1, 2, 3, 4, 6, 8}),
+        (CONTIGUOUS[1], (11136, 1600, 1664, 2), (128, 160, 5), {4}),
+    ],
+)
+def test_groups_that_lie_one_after_the_other_move_few_bytes(op, sizes, tile, bands):
+    """Bands with which an H100 took at most 5 % longer than with the best, and up to 19 with those of waves."""
+    config = _C.Config(*tile, block_k=128 if op == FP8 else 64)
+    assert _C.launch_geometry(make_grouped(op, *sizes), config, sm_count=132)["band"] in bands
 
 
 def test_several_blocks_share_an_sm():
