@@ -68,9 +68,10 @@ double count_rows(const Config& config, const WalkedTiles& tiles, int64_t band, 
 }
 
 double count_gpc_rows(const Config& config, const WalkedTiles& tiles, int64_t band, int64_t begin, int64_t end) {
-    const int64_t cluster_size = config.cluster_m * config.cluster_n;
+    const int64_t cluster_size = config.cluster_m * config.cluster_n,
+                  clusters = std::max<int64_t>(1, kGpcCtas / cluster_size);
     double rows = 0;
-    for (int64_t stop = begin + kFirstCtas / cluster_size; begin < end; begin = stop, stop += kGpcCtas / cluster_size)
+    for (int64_t stop = begin + kFirstCtas / cluster_size; begin < end; begin = stop, stop += clusters)
         rows += count_rows(config, tiles, band, begin, std::min(stop, end));
     return rows;
 }

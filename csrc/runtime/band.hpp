@@ -22,8 +22,7 @@ struct WalkedTiles {
 
 // The band, at least 1 and at most tiles.m, with which the least is read. What counts:
 // - in grids of many waves, and for groups that lie one after the other, the bytes that the GPCs read, and those that
-// are
-//   read from memory again because the L2 has lost them;
+//   are read from memory again because the L2 has lost them;
 // - in few waves of dense single CTAs, the rows that each GPC and each wave touch;
 // - in all else (split K, masked groups, clusters or batches in few waves), the rows that each wave touches.
 int64_t choose_band(const Config& config, const WalkedTiles& tiles);

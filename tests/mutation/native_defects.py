@@ -67,7 +67,7 @@ NATIVE_DEFECTS: Defects = {
         ("double(columns) * mean_matrices(tiles, std::min(height, stop - begin))", "double(columns)"),
         ("bytes / kKeptBytes - kKeptBelow", "bytes / kKeptBytes"),
         ("i * waves / counted * tiles.clusters", "i * tiles.clusters"),
-        ("stop += kGpcCtas / cluster_size", "stop += kGpcCtas"),
+        ("std::max<int64_t>(1, kGpcCtas / cluster_size)", "kGpcCtas"),
         ("band == tiles.m || band == kMaxByteBand", "band == tiles.m || band == kMaxByteBand / 8"),
     ],
     ("csrc/runtime/launch.cpp", "tests/cpu/runtime/test_grouped_launch.py"): [

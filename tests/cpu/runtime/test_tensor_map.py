@@ -331,6 +331,12 @@ def test_grids_of_many_waves_move_few_bytes(op, m, n, k, tile, bands):
     assert _C.launch_geometry(_C.Problem(op, m, n, k), config, sm_count=132)["band"] in bands
 
 
+def test_clusters_larger_than_any_kernel_has_still_have_a_band():
+    """Seen as an endless loop, of which only a geometry that is asked for from Python could come."""
+    config = _C.Config(64, 64, 4, cluster_m=5, cluster_n=4)
+    assert 1 <= _C.launch_geometry(dense(1 << 14, 1 << 14), config, sm_count=132)["band"] <= 52
+
+
 def test_no_band_cuts_more_tiles_than_there_are():
     for m in (512, 640, 8192, 1 << 20):
         got = _C.launch_geometry(dense(m, 1 << 16), _C.Config(128, 128, 4), sm_count=132)
