@@ -33,6 +33,13 @@ Recorded = Annotated[
         help="Path or URL. Default: $DG_TUNER_DB, else $HOME/.deep_gemm/tuning.db, else the recorded snapshot.",
     ),
 ]
+RecordingOf = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help="SKU or short name (h200): whose snapshot is read without a database. Default: the GPU at hand.",
+    ),
+]
 
 STATS_HEADINGS = ("op kind", "kernel", "problems", "configs", "rows", "censored", "failed", "last")
 EXPORT_FORMATS = ("json", "csv", "parquet")
@@ -95,11 +102,13 @@ def upgrade(db: Database = "", as_json: AsJson = False) -> None:
 
 
 @app.command()
-def check(db: Recorded = "", as_json: AsJson = False) -> None:
+def check(db: Recorded = "", device: RecordingOf = "", as_json: AsJson = False) -> None:
     """Check every page, reference, row and checksum of a database. Example: python -m tuner db check --db h200.db"""
-    from tuner.learn.sources import open_database
+    from tuner.learn.sources import find_device, find_ops, open_database
 
-    with open_database(db) as store:
+    with open_database(db, device) as store:
+        if device:
+            find_ops(store, find_device(store, device).sku)
         problems, unverified = store.check(), store.count_unverified()
     sound = f"{store.target}: sound{describe_unverified(unverified)}"
     report(
@@ -278,15 +287,19 @@ def import_(
 
 
 @app.command()
-def stats(db: Recorded = "", as_json: AsJson = False) -> None:
+def stats(db: Recorded = "", device: RecordingOf = "", as_json: AsJson = False) -> None:
     """Count rows per table and per identity (SKU, op, kernel hash, compiler, regime).
 
     Example: python -m tuner db stats --db h200.db
     """
-    from tuner.learn.sources import open_database
+    from tuner.learn.sources import find_device, find_ops, open_database
 
-    with open_database(db) as store:
+    with open_database(db, device) as store:
         found = store.stats()
+        if device:
+            sku = find_device(store, device).sku
+            find_ops(store, sku)
+            found["coverage"] = [entry for entry in found["coverage"] if entry["sku"] == sku]
     if as_json:
         print(json.dumps(found, sort_keys=True))
     else:

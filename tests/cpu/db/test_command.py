@@ -79,6 +79,17 @@ def test_the_recording_is_that_of_the_gpu_named_or_at_hand(tmp_path, monkeypatch
     assert sources.find_recorded().stem == h100.sku and sources.find_recorded("h200").stem == h200.sku
 
 
+def test_a_gpu_model_names_the_recording_and_its_rows(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("DG_TUNER_DB", str(tmp_path / "none.db"))
+    code, out, _ = run("stats", "--device", "h100")
+    assert code == 0 and "h100-80gb-hbm3-sm132.db" in out and "nvidia-h200" not in out
+    assert run("check", "--device", "h100")[0] == 0
+    for command in ("stats", "check"):  # known, but never recorded: not another one's rows
+        code, _, err = run(command, "--device", "h20")
+        assert code == errors.EXIT_INCONCLUSIVE and "no measurements of any op kind" in err
+        assert run(command, "--device", "rtx")[0] == errors.EXIT_USAGE
+
+
 def test_stats_of_an_empty_database_say_so(run, tmp_path):
     run("init", "--db", tmp_path / "empty.db")
     assert "empty.db\nno rows;" in run("stats", "--db", tmp_path / "empty.db")[1]
