@@ -125,9 +125,9 @@ double count_bytes_again(const Config& config, const WalkedTiles& tiles, int64_t
     return b_again * lost_share(passed_in_band) + (waves - 1) * bands * a_of_band * lost_share(passed_in_wave);
 }
 
-// Over 212 kernels of more than three waves on an H100, bands for the wave alone lose 3.4 % to the best, and up to 23
-// %, these 1.2 and up to 12 %; over 64 batched ones 4.8 and 1.3 %. Where groups lie one after the other, 120 kernels of
-// grids of any length lose 3.4 % by the bands of waves, and up to 27 %, by these 1.5 and up to 17 %.
+// Over 212 kernels of more than three waves on an H100, bands for the wave alone lose 3.4 % to the best (at most 23),
+// these 1.2 (12); over 64 batched ones 4.8 and 1.3 %. Where groups lie one after the other, 120 kernels of grids of any
+// length lose 3.4 % by the bands of waves (27), by these 1.4 (17).
 int64_t choose_byte_band(const Config& config, const WalkedTiles& tiles) {
     int64_t best_band = 1;
     double best_bytes = std::numeric_limits<double>::infinity();

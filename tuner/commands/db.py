@@ -37,7 +37,7 @@ RecordingOf = Annotated[
     str,
     typer.Option(
         "--device",
-        help="SKU or short name (h200): whose snapshot is read without a database. Default: the GPU at hand.",
+        help="SKU or short name (h200) whose rows or snapshot are meant. Default: all rows, this GPU's snapshot.",
     ),
 ]
 
