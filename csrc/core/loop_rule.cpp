@@ -16,6 +16,7 @@ constexpr int kMaxScaleWarpColumns = 144;     // of 64 rows: 64x160 and 64x192 l
 constexpr int kRingSteps = 8;                 // of a buffer in the ring of scales of any layout
 constexpr int64_t kMinVectorSteps = 8;        // columns have scales of their own, D is FP32: 8 to 13 % won at 8 and 10
 constexpr int64_t kMinHalfVectorSteps = 32;   // and where D is BF16
+constexpr int64_t kMinNarrowLoopSteps = 60;   // 128x80 where K ends within a round
 constexpr int64_t kMinHalfAddSteps = 20;      // BF16
 constexpr int64_t kMinWideAddSteps = 16;      // FP8 tiles wider than the next; with fewer they lose 6 to 28 %
 constexpr int kReduceAddColumns = 128;        // 2 to 5 % won
@@ -50,8 +51,8 @@ bool is_timed_alone(const Problem& problem, const Config& config, int64_t steps)
 // gains all the same, and in sweeps, with the scale warp and from 12 steps on, so do 128x192 with four stages, 0.89
 // (81; masked 0.98, 8; contiguous 1.00, 16), and 128x160 with five, dense 0.86 to 0.96 (169, all of an H100), masked
 // 0.93 (35), contiguous 0.97 (14). Dense 128x144 gains 0.7 % more by both than by the warp alone (12, H100), up to 1.5
-// % in one wave; large products lose up to 2.5 %. All are single CTAs; clusters were timed with whole rounds alone, and
-// gain as much there.
+// % in one wave; large products lose up to 2.5 %. Dense 128x80 gains 0.2 to 3 % (5, H100, 60 to 128 steps). All are
+// single CTAs; clusters were timed with whole rounds alone, and gain as much there.
 bool gains_within_rounds(const Problem& problem, const Config& config, int64_t steps) {
     if (config.block_m == 256) return is_tall(config);
     if (!is_swept(problem)) return false;
@@ -60,16 +61,19 @@ bool gains_within_rounds(const Problem& problem, const Config& config, int64_t s
     if (columns == 160)
         return stages == 5 &&
                (is_dense(problem) || (is_single(config) && (is_masked(problem) || is_contiguous(problem))));
-    return columns == 144 && stages == 5 && is_dense(problem) && is_timed_alone(problem, config, steps);
+    if (!is_dense(problem) || !is_timed_alone(problem, config, steps)) return false;
+    return (columns == 144 && stages == 5) || (columns == 80 && stages == 7 && steps >= kMinNarrowLoopSteps);
 }
 
 // Whether a tile takes the scale warp without the loop, even in whole rounds: dense 128x128 0.90 with the warp and 1.00
 // with both there (2 products), 128x112 0.95 and 0.95 (2), 128x136 0.95 and 0.96 (1); masked 128x112 0.96 and 0.98 (7),
 // 128x136 0.99 and 1.00 (2), contiguous 128x136 1.01 and 1.01 (1). Within rounds the warp alone is better by 1 to 3 %.
-// Masked 128x128 has both (0.92, 2).
+// Masked 128x128 has both (0.92, 2). Dense 128x96, H100: 0.96 and 0.98 with the warp, 1.00 and 1.00 with the loop, 0.98
+// and 0.99 with both (2 in whole rounds), and 0.99 with the warp, 1.01 with the loop (10 within rounds, 0.965 to 1.00).
 bool gains_without_loop(const Problem& problem, const Config& config, int64_t steps) {
     if (!is_timed_alone(problem, config, steps)) return false;
     switch (config.block_n) {
+        case 96: return is_dense(problem) && steps >= kScaleWarpStepsOfOne;
         case 112: return is_dense(problem) || is_masked(problem);
         case 128: return is_dense(problem) && config.num_stages == 5;
         case 136: return is_dense(problem) || is_masked(problem) || is_contiguous(problem);
@@ -84,7 +88,7 @@ bool fits_rounds(const Problem& problem, const Config& config, int64_t steps) {
     return config.block_m != 256 || is_tall(config) || (config.block_n == 64 && is_dense(problem) && is_swept(problem));
 }
 
-// 128x64 5 %, 128x96 2 %, 128x192 with the scale warp 4 to 6 %, 256x128 with it and the barrier 1 to 5 % faster,
+// 128x64 5 %, 128x192 with the scale warp 4 to 6 %, 256x128 with it and the barrier 1 to 5 % faster,
 // 256x112 1 to 13 %. Tiles of one warpgroup lose up to 6 %. Where columns have scales of their own, 5 to 17 % faster
 // from 32 steps on, whether tiles end with a round or not; with 8 to 16 steps an FP32 D gains as much, a BF16 D between
 // 5 % won and 4 % lost.
@@ -106,11 +110,11 @@ bool pays_scale_warp_of_one(const Problem& problem, const Config& config, int64_
 }
 
 // Tiles of 128 rows that gain by the scale warp without the loop: 128x112 0.95 (6; masked 0.96, 37), 128x136 0.92 (6;
-// masked and contiguous 0.99), 128x144 0.96 (6; groups 0.99); dense 128x96 0.98 from 32 steps on, where it has no loop.
+// masked and contiguous 0.99), 128x144 0.96 (6; groups 0.99); dense 128x96 0.98 from 32 steps on.
 bool pays_scale_warp_alone(const Problem& problem, const Config& config, int64_t steps) {
     if (!is_timed_alone(problem, config, steps)) return false;
     switch (config.block_n) {
-        case 96: return is_dense(problem) && config.loop == 0 && steps >= kScaleWarpStepsOfOne;
+        case 96: return is_dense(problem) && steps >= kScaleWarpStepsOfOne;
         case 112: return is_dense(problem) || is_masked(problem);
         case 136:
         case 144: return is_dense(problem) || is_masked(problem) || is_contiguous(problem);
