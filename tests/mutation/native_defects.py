@@ -122,6 +122,8 @@ NATIVE_DEFECTS: Defects = {
         ("kMinHalfAddSteps = 20", "kMinHalfAddSteps = 19"),
         ("config.block_n == 136 || config.block_n == 152", "config.block_n == 136 || config.block_n == 144"),
         ("(config.block_n == 128 || config.block_n == 112)", "(config.block_n == 128)"),
+        ("steps >= kMinNarrowLoopSteps", "true"),
+        ("columns == 80 && stages == 7", "columns == 80"),
     ],
     ("csrc/core/heuristic.cpp", "tests/cpu/core/test_features_frozen.py"): [
         ("return !is_late_tile(choice.config);", "return true;"),

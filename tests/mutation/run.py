@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.mutation.compare_defects import COMPARE_DEFECTS
 from tests.mutation.defects import DEFECTS
 from tests.mutation.native_defects import NATIVE_DEFECTS
 
@@ -41,7 +42,7 @@ class Defect(NamedTuple):
 
 def list_defects(is_native: bool) -> Iterator[Defect]:
     """Yield the defects of Python and, where asked, those of C++."""
-    for groups in (DEFECTS, NATIVE_DEFECTS) if is_native else (DEFECTS,):
+    for groups in (DEFECTS, COMPARE_DEFECTS, *([NATIVE_DEFECTS] if is_native else [])):
         for (file, tests), changes in groups.items():
             for old, new in changes:
                 yield Defect(file, tuple(tests.split()), old, new)

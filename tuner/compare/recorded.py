@@ -27,15 +27,13 @@ from typing import NamedTuple
 
 from deep_gemm import _C
 from tuner import errors
+from tuner.compare.blocks import Pair, age, choose_loads, is_confirmed, pair_blocks, take_confirmed, take_repeated
 from tuner.compare.duel import MIN_DIFFERENCE
 from tuner.compare.noise import Noise, estimate_noise, mean_chance, mean_interval, median_chance, narrow_own
 from tuner.db.rows import MeasurementRow, WinnerRow
 from tuner.measure import statistics
-from tuner.problems import workload
-from tuner.problems.regimes import is_energy, is_own, is_sentinel
+from tuner.problems.regimes import is_sentinel
 
-#: Blocks with fewer common configs say nothing about one of them beside the others.
-MIN_CONFIGS = 3
 #: Fewer common problems are not enough for an answer, nor fewer problems of a config.
 MIN_PROBLEMS = 6
 #: Share of comparisons of equal kernels in which something of a kind is called slower: together 5 %.
@@ -44,30 +42,10 @@ FALSE_SHARES = {"whole": 0.03, "problem": 0.003, "config": 0.01, "pair": 0.005, 
 BY_MEAN = ("whole", "config")
 #: A problem may be slower by this share for its place in memory, and a sweep of the same kernels for board and clocks.
 MAX_SHIFT = 0.01
-#: Kernels faster than this are shown and not judged: the launch is most of their time.
-MIN_US = 4.0
 #: Pairs are judged where A's time is within this share of the problem's best: the others nobody runs.
 NEAR = 0.05
 #: Statuses of configs that cannot be used.
 BROKEN = ("incorrect", "compile_error", "crash", "timeout", "spill")
-
-
-class Pair(NamedTuple):
-    """What both sweeps have of a config of a problem: the last confirmed row of each."""
-
-    a: MeasurementRow
-    b: MeasurementRow
-
-    @property
-    def log_ratio(self) -> float:
-        """Return the logarithm of B's time over A's."""
-        assert self.a.median_us is not None and self.b.median_us is not None
-        return math.log(self.b.median_us / self.a.median_us)
-
-    @property
-    def is_judged(self) -> bool:
-        """Return whether both times are long enough."""
-        return min(self.a.median_us or 0.0, self.b.median_us or 0.0) >= MIN_US
 
 
 class Side(NamedTuple):
@@ -168,56 +146,10 @@ def compare_sides(sides: dict[str, tuple[Side, Side]]) -> list[Part]:
 def make_part(op: str, a: Side, b: Side) -> Part:
     """Return the comparison of one op kind, without findings."""
     noise = estimate_noise([take_repeated(side.rows) for side in (a, b)])
-    found_a, found_b = take_confirmed(a.rows), take_confirmed(b.rows)
+    loads = choose_loads(a.rows, b.rows)
+    found_a, found_b = (take_confirmed(side.rows, loads) for side in (a, b))
     ratios = [[pair.log_ratio for pair in pairs] for pairs in pair_blocks(found_a, found_b).values()]
     return Part(op, a, b, narrow_own(noise, ratios), found_a, found_b)
-
-
-def is_confirmed(row: MeasurementRow) -> bool:
-    """Return whether a row has a time that was not used for choosing, of the default group sizes."""
-    is_timed = row.role == "confirm" and row.status == "ok" and bool(row.median_us)
-    return is_timed and workload.is_default(row.block.workload)
-
-
-def take_repeated(rows: list[MeasurementRow]) -> list[MeasurementRow]:
-    """Return the confirmed rows, of sentinels and others; those of energy rest on two rounds only."""
-    return [row for row in rows if is_confirmed(row) and not is_energy(row.block.regime)]
-
-
-def take_confirmed(rows: list[MeasurementRow]) -> dict[str, dict[str, MeasurementRow]]:
-    """Return {problem: {config: row}} of the newest block of each problem with confirmed times; no sentinels."""
-    newest: dict[str, tuple] = {}
-    confirmed = [row for row in rows if is_confirmed(row) and is_own(row.block.regime)]
-    for row in confirmed:
-        newest[row.block.problem_key] = max(age(row), newest.get(row.block.problem_key, ("", 0)))
-    found: defaultdict[str, dict] = defaultdict(dict)
-    for row in confirmed:
-        if age(row) == newest[row.block.problem_key]:
-            found[row.block.problem_key][row.config_key] = row
-    return dict(found)
-
-
-def age(row: MeasurementRow) -> tuple[str, int]:
-    """Return what blocks are sorted by, the oldest first: a merge of databases renumbers blocks."""
-    return row.block.created, row.block.block_id
-
-
-def pair_blocks(found_a: dict, found_b: dict) -> dict[str, list[Pair]]:
-    """Return {problem: pairs} of the blocks that have enough configs in common, under one regime and workload."""
-    blocks = {}
-    for problem, configs in found_a.items():
-        others = found_b.get(problem, {})
-        pairs = [Pair(row, others[config]) for config, row in configs.items() if config in others]
-        pairs = [pair for pair in pairs if pair.is_judged and has_one_load(pair)]
-        if len(pairs) >= MIN_CONFIGS:
-            blocks[problem] = pairs
-    return blocks
-
-
-def has_one_load(pair: Pair) -> bool:
-    """Return whether both blocks were measured under one regime, with the same sizes of groups."""
-    first, second = pair.a.block, pair.b.block
-    return (first.regime, first.workload) == (second.regime, second.workload)
 
 
 def find_control(parts: list[Part]) -> float:

@@ -1,7 +1,8 @@
 """Suspects of a comparison: which pairs a second measurement must settle, and what its answer means."""
 
 from deep_gemm import _C
-from tuner.compare.recorded import MIN_PROBLEMS, Finding, Part, pair_blocks
+from tuner.compare.blocks import pair_blocks
+from tuner.compare.recorded import MIN_PROBLEMS, Finding, Part
 
 #: What a second measurement looks at beyond the suspects: pairs that would be so unlikely between equal kernels.
 DOUBTFUL = 0.1

@@ -8,7 +8,7 @@ from deep_gemm import _C
 from tests.fakes import databases
 from tests.fakes.databases import SKU
 from tuner import cli, errors
-from tuner.compare import baselines, recorded
+from tuner.compare import baselines, blocks
 from tuner.compare.sides import Named, read_name
 from tuner.db import Store
 
@@ -31,7 +31,7 @@ def database(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("DG_TUNER_DB", str(tmp_path / "own.db"))
-    monkeypatch.setattr(recorded, "MIN_CONFIGS", 2)
+    monkeypatch.setattr(blocks, "MIN_CONFIGS", 2)
     return tmp_path
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tests.fakes.measured_rows import PROBLEMS, make_block, make_row, make_rows
-from tuner.compare import noise, recorded, suspects
+from tuner.compare import blocks, noise, recorded, suspects
 from tuner.compare.recorded import Finding, Side, Value
 from tuner.db.rows import WinnerRow
 
@@ -41,27 +41,40 @@ def name_winner(block, config: int) -> WinnerRow:
 def test_only_the_newest_block_of_a_problem_counts():
     old, new = make_rows(make_block(FIRST, 1), FOUR), make_rows(make_block(FIRST, 2), {0: 30.0, 1: 31.0, 2: 32.0})
     for rows in (old + new, new + old):
-        (found,) = recorded.take_confirmed(rows).values()
+        (found,) = blocks.take_confirmed(rows).values()
         assert sorted(row.median_us for row in found.values()) == [30.0, 31.0, 32.0]
 
 
 def test_sentinels_are_no_problem_of_a_sweep():
     rows = make_rows(make_block(FIRST, regime="graph-cold-sentinel"), FOUR)
-    assert recorded.take_confirmed(rows) == {} and recorded.take_repeated(rows) == rows
+    assert blocks.take_confirmed(rows) == {} and blocks.take_repeated(rows) == rows
 
 
 @pytest.mark.parametrize("times, count", [
     (FOUR, 4), ({0: 20.0, 1: 21.0}, 0), ({0: 20.0, 1: 21.0, 2: 3.9}, 0), ({0: 20.0, 1: 21.0, 2: 4.0}, 3),
 ])  # fmt: skip
 def test_pairs_are_judged_in_blocks_with_enough_of_them(times, count):
-    found = recorded.take_confirmed(make_rows(make_block(FIRST), times))
-    assert sum(map(len, recorded.pair_blocks(found, found).values())) == count
+    found = blocks.take_confirmed(make_rows(make_block(FIRST), times))
+    assert sum(map(len, blocks.pair_blocks(found, found).values())) == count
 
 
 @pytest.mark.parametrize("fields", [{"regime": "graph-hot"}, {"workload": '{"sizes":"spread","seed":1}'}])
 def test_blocks_of_other_loads_are_not_paired(fields):
-    a, b = (recorded.take_confirmed(make_rows(make_block(FIRST, **own), FOUR)) for own in ({}, fields))
-    assert len(recorded.pair_blocks(a, a)) == 1 and recorded.pair_blocks(a, b) == {}
+    a, b = (blocks.take_confirmed(make_rows(make_block(FIRST, **own), FOUR)) for own in ({}, fields))
+    assert len(blocks.pair_blocks(a, a)) == 1 and blocks.pair_blocks(a, b) == {}
+
+
+def test_an_older_block_counts_where_both_have_its_load():
+    """A's newest block has more draws of group sizes than B's only one: the older block of A is like it."""
+    few, many = (f'{{"draws":{count},"seed":0,"sizes":"spread"}}' for count in (1, 4))
+    a = make_rows(make_block(FIRST, 1, workload=few), FOUR) + make_rows(make_block(FIRST, 3, workload=many), FOUR)
+    b = make_rows(make_block(FIRST, 2, workload=few), FOUR)
+    for sides in ((a, b), (b, a)):
+        loads = blocks.choose_loads(*sides)
+        found = [blocks.take_confirmed(rows, loads) for rows in sides]
+        (pairs,) = blocks.pair_blocks(*found).values()
+        assert {pair.a.block.workload for pair in pairs} == {few} and len(pairs) == 4
+    assert {row.block.block_id for row in blocks.take_confirmed(a)[FIRST.key].values()} == {3}
 
 
 # What they say.
@@ -103,7 +116,7 @@ def test_winners_are_seen_beside_their_blocks():
     a = Side(make_rows(block, FOUR), [name_winner(block, 0)])
     b = Side(make_rows(block, {config: us * 1.1 for config, us in FOUR.items()}), [name_winner(block, 1)])
     part = compare(a, b)
-    (value,) = recorded.compare_chosen(part, recorded.pair_blocks(part.found_a, part.found_b))
+    (value,) = recorded.compare_chosen(part, blocks.pair_blocks(part.found_a, part.found_b))
     assert value.difference == pytest.approx(math.log(21.0 / 20.0))
     assert value.scale == pytest.approx(part.noise.own_beside(4))
 
@@ -131,7 +144,7 @@ def test_what_is_certain_and_what_is_a_suspect(kind, difference, count, verdict)
 def test_a_failure_counts_from_the_newest_block_on(failing_block, count):
     of_a, of_b = make_rows(make_block(FIRST, 1), FOUR), make_rows(make_block(FIRST, 2), {0: 20.0, 2: 22.0, 3: 23.0})
     failed = make_row(make_block(FIRST, failing_block), 1, None, status="timeout")
-    found = recorded.find_failing(recorded.take_confirmed(of_a), recorded.take_confirmed(of_b), [*of_b, failed])
+    found = recorded.find_failing(blocks.take_confirmed(of_a), blocks.take_confirmed(of_b), [*of_b, failed])
     assert len(found) == count
 
 

@@ -4,7 +4,6 @@ import json
 import math
 import random
 from dataclasses import replace
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -14,7 +13,7 @@ from tests.fakes import databases
 from tests.fakes.databases import CONFIGS, IDENTITY, SKU
 from tuner import cli, errors
 from tuner.commands.tables import WIDTH
-from tuner.compare import recorded
+from tuner.compare import blocks, recorded
 from tuner.db import Store
 from tuner.db.rows import BlockRow, MeasurementRow
 from tuner.learn.dataset import FAILURES
@@ -124,7 +123,7 @@ def sweeps(tmp_path_factory):
 
 
 def test_the_command_answers_in_every_format(sweeps, capsys, monkeypatch):
-    monkeypatch.setattr(recorded, "MIN_CONFIGS", 2)
+    monkeypatch.setattr(blocks, "MIN_CONFIGS", 2)
     code = cli.run(["compare", *sweeps, "--json"])
     report = json.loads(capsys.readouterr().out)
     assert code == report["exit_code"] and report["sku"] == SKU and report["ops"][0]["problems"] == 7
@@ -154,10 +153,3 @@ def test_a_sweep_is_equal_to_itself(sweeps):
         rows = store.load_measurements()
     report = recorded.compare_rows("fp8_gemm", rows, rows)
     assert report["single"] == [] and all(row["ratio"] == 1.0 for row in report["configs"])
-
-
-@pytest.mark.parametrize("other, is_one", [({}, True), ({"workload": "skewed"}, False), ({"regime": "b"}, False)])
-def test_blocks_of_other_loads_are_no_pair(other, is_one):
-    fields = {"regime": "a", "workload": "spread"}
-    rows = [SimpleNamespace(block=SimpleNamespace(**block)) for block in (fields, fields | other)]
-    assert recorded.has_one_load(SimpleNamespace(a=rows[0], b=rows[1])) is is_one
