@@ -77,6 +77,18 @@ def test_an_older_block_counts_where_both_have_its_load():
     assert {row.block.block_id for row in blocks.take_confirmed(a)[FIRST.key].values()} == {3}
 
 
+def test_of_two_common_loads_the_one_counts_that_both_have_newest():
+    few, many = ('{"draws":1,"seed":0,"sizes":"spread"}', '{"draws":4,"seed":0,"sizes":"spread"}')
+    a, b = (
+        [
+            *make_rows(make_block(FIRST, of_few, workload=few), FOUR),
+            *make_rows(make_block(FIRST, of_many, workload=many), FOUR),
+        ]
+        for of_few, of_many in ((3, 4), (5, 2))
+    )
+    assert blocks.choose_loads(a, b) == blocks.choose_loads(b, a) == {FIRST.key: ("graph-cold", few)}
+
+
 # What they say.
 
 
