@@ -88,10 +88,10 @@ bool fits_rounds(const Problem& problem, const Config& config, int64_t steps) {
     return config.block_m != 256 || is_tall(config) || (config.block_n == 64 && is_dense(problem) && is_swept(problem));
 }
 
-// 128x64 5 %, 128x192 with the scale warp 4 to 6 %, 256x128 with it and the barrier 1 to 5 % faster,
-// 256x112 1 to 13 %. Tiles of one warpgroup lose up to 6 %. Where columns have scales of their own, 5 to 17 % faster
-// from 32 steps on, whether tiles end with a round or not; with 8 to 16 steps an FP32 D gains as much, a BF16 D between
-// 5 % won and 4 % lost.
+// 128x64 5 %, 128x96 2 % (dense single CTAs: with fewer than 32 steps), 128x192 with the scale warp 4 to 6 %, 256x128
+// with it and the barrier 1 to 5 % faster, 256x112 1 to 13 %. Tiles of one warpgroup lose up to 6 %. Where columns have
+// scales of their own, 5 to 17 % faster from 32 steps on, whether tiles end with a round or not; with 8 to 16 steps an
+// FP32 D gains as much, a BF16 D between 5 % won and 4 % lost.
 bool pays_loop(const Problem& problem, const Config& config, int64_t steps) {
     if (!has_two_warpgroups(config) || config.split_k > 1 || gains_without_loop(problem, config, steps)) return false;
     if (problem.recipe == Recipe::k1d1d && config.block_n < kMinVectorLoopColumns && config.block_m == 128)

@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from deep_gemm import _C
-from tuner.compare.recorded import Side, take_confirmed
+from tuner.compare.blocks import take_confirmed
+from tuner.compare.recorded import Side
 from tuner.db import Store, snapshot_path
 from tuner.db.rows import MeasurementRow
 from tuner.measure import statistics

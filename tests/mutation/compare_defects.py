@@ -4,19 +4,30 @@ from tests.mutation.defects import Defects
 
 COMPARE_DEFECTS: Defects = {
     ("tuner/compare/blocks.py", "tests/cpu/tuner/compare/test_blocks.py"): [
-        ("        if age(row) == newest[row.block.problem_key]:\n", "        if True:\n"),
+        ("        if age(row) == newest[key]:\n", "        if True:\n"),
         ("is_confirmed(row) and is_own(row.block.regime)]", "is_confirmed(row)]"),
-        ("        if len(pairs) >= MIN_CONFIGS:\n", "        if pairs:\n"),
+        ("in blocks.items() if len(pairs) >= MIN_CONFIGS}", "in blocks.items() if pairs}"),
         ("if pair.is_judged and load_of(pair.a) == load_of(pair.b)]", "if pair.is_judged]"),
         ("if pair.is_judged and load_of(pair.a) == load_of(pair.b)]", "if load_of(pair.a) == load_of(pair.b)]"),
         ("(loads or {}).get(", "{}.get("),
-        ("(min(found[key] for found in newest), key)", "key[::-1]"),
+        ("min(first, second), key", "key"),
+        ("min(first, second), key", "max(first, second), key"),
+        ("return len(pair_rows(a[key], b[key])) >= MIN_CONFIGS, min", "return min"),
+        (
+            "    ordered = sorted(found, key=lambda key: max(map(age, found[key].values())))\n",
+            "    ordered = list(found)\n",
+        ),
     ],
     ("tuner/compare/recorded.py", "tests/cpu/tuner/compare/test_blocks.py"): [
         ("find_all(part, 0.0 if part.has_same_kernels else shift)", "find_all(part, shift)"),
         ("statistics.median(shifts) if len(shifts) >= MIN_PROBLEMS else 0.0", "0.0"),
         ("sum(1.0 / count for count in counts) / 2.0", "2.0"),
         ("Pair(first, second).log_ratio - shift, part", "Pair(first, second).log_ratio, part"),
+        ("(row.problem_key, row.block_id): row.config_key", "(row.problem_key, 1): row.config_key"),
+        (
+            "take_confirmed(of_a), take_confirmed(of_b)",
+            "take_confirmed(of_a, choose_loads(of_a, of_b)), take_confirmed(of_b, choose_loads(of_a, of_b))",
+        ),
         ('or verdict == "faster"', "or True"),
         ('("config", "chosen") or len(finding.values) >= MIN_PROBLEMS', "() or True"),
         ("        and age(row) >= newest.get(", "        and age(row) > newest.get("),

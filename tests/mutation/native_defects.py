@@ -122,7 +122,13 @@ NATIVE_DEFECTS: Defects = {
         ("kMinHalfAddSteps = 20", "kMinHalfAddSteps = 19"),
         ("config.block_n == 136 || config.block_n == 152", "config.block_n == 136 || config.block_n == 144"),
         ("(config.block_n == 128 || config.block_n == 112)", "(config.block_n == 128)"),
-        ("steps >= kMinNarrowLoopSteps", "true"),
+        ("kMinNarrowLoopSteps = 60", "kMinNarrowLoopSteps = 61"),
+        ("kMinNarrowLoopSteps = 60", "kMinNarrowLoopSteps = 59"),
+        (
+            "steps >= kScaleWarpStepsOfOne;\n        case 112: return is_dense(problem) || is_masked(problem);\n"
+            "        case 128:",
+            "false;\n        case 112: return is_dense(problem) || is_masked(problem);\n        case 128:",
+        ),
         ("columns == 80 && stages == 7", "columns == 80"),
     ],
     ("csrc/core/heuristic.cpp", "tests/cpu/core/test_features_frozen.py"): [

@@ -47,15 +47,17 @@ def take_repeated(rows: list[MeasurementRow]) -> list[MeasurementRow]:
 
 
 def choose_loads(of_a: list[MeasurementRow], of_b: list[MeasurementRow]) -> dict[str, Load]:
-    """Return {problem: load} of the problems that both sides measured under one load: the one that both have newest."""
-    newest: tuple[dict, dict] = ({}, {})
-    for found, rows in zip(newest, (of_a, of_b), strict=True):
-        for row in take_own(rows):
-            key = (row.block.problem_key, load_of(row))
-            found[key] = max(row.block.created, found.get(key, ""))
-    common = newest[0].keys() & newest[1].keys()
-    ordered = sorted(common, key=lambda key: (min(found[key] for found in newest), key))
-    return dict(ordered)
+    """Return {problem: load} of the problems that both sides measured under one load.
+
+    Of several, one whose newest blocks have enough configs in common, and of these the one that both have newest.
+    """
+    a, b = take_newest(of_a), take_newest(of_b)
+
+    def rank(key: tuple[str, Load]) -> tuple:
+        first, second = (max(map(age, found[key].values())) for found in (a, b))
+        return len(pair_rows(a[key], b[key])) >= MIN_CONFIGS, min(first, second), key
+
+    return dict(sorted(a.keys() & b.keys(), key=rank))  # the last one of a problem stays
 
 
 def take_confirmed(
@@ -65,16 +67,21 @@ def take_confirmed(
 
     Of a problem that `loads` has, only blocks of that load count.
     """
-    confirmed = [
-        row for row in take_own(rows) if (loads or {}).get(row.block.problem_key, load_of(row)) == load_of(row)
-    ]
-    newest: dict[str, tuple] = {}
-    for row in confirmed:
-        newest[row.block.problem_key] = max(age(row), newest.get(row.block.problem_key, ("", 0)))
-    found: defaultdict[str, dict] = defaultdict(dict)
-    for row in confirmed:
-        if age(row) == newest[row.block.problem_key]:
-            found[row.block.problem_key][row.config_key] = row
+    found = {key: configs for key, configs in take_newest(rows).items() if (loads or {}).get(key[0], key[1]) == key[1]}
+    ordered = sorted(found, key=lambda key: max(map(age, found[key].values())))
+    return {key[0]: found[key] for key in ordered}
+
+
+def take_newest(rows: list[MeasurementRow]) -> dict[tuple[str, Load], dict[str, MeasurementRow]]:
+    """Return {(problem, load): {config: row}} of the newest block of each, with its confirmed times."""
+    confirmed = [((row.block.problem_key, load_of(row)), row) for row in take_own(rows)]
+    newest: dict[tuple, tuple] = {}
+    for key, row in confirmed:
+        newest[key] = max(age(row), newest.get(key, ("", 0)))
+    found: defaultdict[tuple[str, Load], dict] = defaultdict(dict)
+    for key, row in confirmed:
+        if age(row) == newest[key]:
+            found[key][row.config_key] = row
     return dict(found)
 
 
@@ -95,11 +102,11 @@ def age(row: MeasurementRow) -> tuple[str, int]:
 
 def pair_blocks(found_a: dict, found_b: dict) -> dict[str, list[Pair]]:
     """Return {problem: pairs} of the blocks that have enough configs in common, under one regime and workload."""
-    blocks = {}
-    for problem, configs in found_a.items():
-        others = found_b.get(problem, {})
-        pairs = [Pair(row, others[config]) for config, row in configs.items() if config in others]
-        pairs = [pair for pair in pairs if pair.is_judged and load_of(pair.a) == load_of(pair.b)]
-        if len(pairs) >= MIN_CONFIGS:
-            blocks[problem] = pairs
-    return blocks
+    blocks = {problem: pair_rows(configs, found_b.get(problem, {})) for problem, configs in found_a.items()}
+    return {problem: pairs for problem, pairs in blocks.items() if len(pairs) >= MIN_CONFIGS}
+
+
+def pair_rows(of_a: dict[str, MeasurementRow], of_b: dict[str, MeasurementRow]) -> list[Pair]:
+    """Return the pairs of two blocks that are judged: long enough, and measured under one load."""
+    pairs = [Pair(row, of_b[config]) for config, row in of_a.items() if config in of_b]
+    return [pair for pair in pairs if pair.is_judged and load_of(pair.a) == load_of(pair.b)]

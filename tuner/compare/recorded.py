@@ -215,12 +215,18 @@ def average_sentinels(rows: list[MeasurementRow]) -> dict[tuple[str, str], dict[
 
 
 def compare_chosen(part: Part, blocks: dict[str, list[Pair]]) -> list[Value]:
-    """Return, for each common problem, B's winner in B over A's winner in A, beside all configs of both blocks."""
-    of_a, of_b = ({row.problem_key: row.config_key for row in side.winners} for side in (part.a, part.b))
+    """Return, for each common problem, B's winner in B over A's winner in A, beside all configs of both blocks.
+
+    A winner counts where its own block is the one that is compared: one of another load was chosen by other times.
+    """
+    of_a, of_b = (
+        {(row.problem_key, row.block_id): row.config_key for row in side.winners} for side in (part.a, part.b)
+    )
     found = []
     for problem, pairs in blocks.items():
-        first = part.found_a[problem].get(of_a.get(problem, ""))
-        second = part.found_b[problem].get(of_b.get(problem, ""))
+        ids = pairs[0].a.block.block_id, pairs[0].b.block.block_id
+        first = part.found_a[problem].get(of_a.get((problem, ids[0]), ""))
+        second = part.found_b[problem].get(of_b.get((problem, ids[1]), ""))
         if first and second:
             shift = statistics.median([pair.log_ratio for pair in pairs])
             found.append(Value(Pair(first, second).log_ratio - shift, part.noise.own_beside(len(pairs))))
@@ -268,13 +274,17 @@ def describe_part(part: Part) -> dict:
             for finding in part.of_kind(kind)
             if finding.verdict != "same"
         ],
-        "failing": find_failing(part.found_a, part.found_b, part.b.rows),
+        "failing": find_failing(part.a.rows, part.b.rows),
     }
     return report | {"verdict": judge(report)}
 
 
-def find_failing(found_a: dict, found_b: dict, of_b: list[MeasurementRow]) -> list[dict]:
-    """Return what A confirmed and B could not use; what failed before B's newest block of a problem counts no more."""
+def find_failing(of_a: list[MeasurementRow], of_b: list[MeasurementRow]) -> list[dict]:
+    """Return what A confirmed and B could not use; what failed before B's newest block of a problem counts no more.
+
+    A failure is one under any load: the newest blocks count here, whichever are compared.
+    """
+    found_a, found_b = take_confirmed(of_a), take_confirmed(of_b)
     newest = {problem: age(next(iter(rows.values()))) for problem, rows in found_b.items()}
     return [
         {

@@ -64,29 +64,50 @@ def test_blocks_of_other_loads_are_not_paired(fields):
     assert len(blocks.pair_blocks(a, a)) == 1 and blocks.pair_blocks(a, b) == {}
 
 
+FEW, MANY = ('{"draws":1,"seed":0,"sizes":"spread"}', '{"draws":4,"seed":0,"sizes":"spread"}')
+
+
+def make_loaded(*loads: tuple[int, str], times: dict | None = None) -> list:
+    """Return the rows of blocks of one problem, (number, workload) each."""
+    return [row for number, load in loads for row in make_rows(make_block(FIRST, number, workload=load), times or FOUR)]
+
+
 def test_an_older_block_counts_where_both_have_its_load():
     """A's newest block has more draws of group sizes than B's only one: the older block of A is like it."""
-    few, many = (f'{{"draws":{count},"seed":0,"sizes":"spread"}}' for count in (1, 4))
-    a = make_rows(make_block(FIRST, 1, workload=few), FOUR) + make_rows(make_block(FIRST, 3, workload=many), FOUR)
-    b = make_rows(make_block(FIRST, 2, workload=few), FOUR)
-    for sides in ((a, b), (b, a)):
-        loads = blocks.choose_loads(*sides)
-        found = [blocks.take_confirmed(rows, loads) for rows in sides]
-        (pairs,) = blocks.pair_blocks(*found).values()
-        assert {pair.a.block.workload for pair in pairs} == {few} and len(pairs) == 4
-    assert {row.block.block_id for row in blocks.take_confirmed(a)[FIRST.key].values()} == {3}
+    a, b = make_loaded((1, FEW), (3, MANY)), make_loaded((2, FEW))
+    for first, second in ((a, b), (b, a)):
+        part = recorded.make_part("fp8_gemm", Side(first), Side(second))
+        (pairs,) = blocks.pair_blocks(part.found_a, part.found_b).values()
+        assert {pair.a.block.workload for pair in pairs} == {FEW} and len(pairs) == 4
+    for rows in (a, a[::-1]):
+        assert {row.block.block_id for row in blocks.take_confirmed(rows)[FIRST.key].values()} == {3}
 
 
 def test_of_two_common_loads_the_one_counts_that_both_have_newest():
-    few, many = ('{"draws":1,"seed":0,"sizes":"spread"}', '{"draws":4,"seed":0,"sizes":"spread"}')
-    a, b = (
-        [
-            *make_rows(make_block(FIRST, of_few, workload=few), FOUR),
-            *make_rows(make_block(FIRST, of_many, workload=many), FOUR),
-        ]
-        for of_few, of_many in ((3, 4), (5, 2))
-    )
-    assert blocks.choose_loads(a, b) == blocks.choose_loads(b, a) == {FIRST.key: ("graph-cold", few)}
+    a, b = make_loaded((3, FEW), (5, MANY)), make_loaded((4, FEW), (2, MANY))
+    assert blocks.choose_loads(a, b) == blocks.choose_loads(b, a) == {FIRST.key: ("graph-cold", FEW)}
+
+
+def test_a_load_with_enough_common_configs_goes_before_a_newer_one():
+    a = make_loaded((1, FEW), (3, MANY))
+    b = make_loaded((2, FEW)) + make_loaded((4, MANY), times={0: 20.0, 1: 21.0})
+    assert blocks.choose_loads(a, b) == blocks.choose_loads(b, a) == {FIRST.key: ("graph-cold", FEW)}
+
+
+def test_what_a_newer_block_confirmed_is_not_failing_though_an_older_one_is_compared():
+    a, b = make_loaded((1, FEW)), make_loaded((2, FEW), (4, MANY))
+    for number, count in ((3, 0), (5, 1)):
+        failed = make_row(make_block(FIRST, number, workload=MANY), 1, None, status="timeout")
+        assert len(recorded.compare_rows("fp8_gemm", a, [*b, failed])["failing"]) == count
+
+
+def test_a_winner_of_another_block_than_the_compared_one_is_not_compared():
+    """A's newest block, of more draws, chose a config that is slow in the older one, which is compared."""
+    winners = [[name_winner(make_block(FIRST, 1), 0)], [name_winner(make_block(FIRST, 3), 3)]]
+    b = Side(make_loaded((2, FEW)), [name_winner(make_block(FIRST, 2), 0)])
+    for of_a, count in zip(winners, (1, 0), strict=True):
+        part = recorded.make_part("fp8_gemm", Side(make_loaded((1, FEW), (3, MANY)), of_a), b)
+        assert len(recorded.compare_chosen(part, blocks.pair_blocks(part.found_a, part.found_b))) == count
 
 
 # What they say.
@@ -156,7 +177,7 @@ def test_what_is_certain_and_what_is_a_suspect(kind, difference, count, verdict)
 def test_a_failure_counts_from_the_newest_block_on(failing_block, count):
     of_a, of_b = make_rows(make_block(FIRST, 1), FOUR), make_rows(make_block(FIRST, 2), {0: 20.0, 2: 22.0, 3: 23.0})
     failed = make_row(make_block(FIRST, failing_block), 1, None, status="timeout")
-    found = recorded.find_failing(blocks.take_confirmed(of_a), blocks.take_confirmed(of_b), [*of_b, failed])
+    found = recorded.find_failing(of_a, [*of_b, failed])
     assert len(found) == count
 
 

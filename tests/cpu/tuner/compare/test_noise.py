@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.fakes import block_noise
-from tuner.compare import noise, recorded, suspects
+from tuner.compare import blocks, noise, recorded, suspects
 from tuner.measure import statistics
 
 OP = "fp8_gemm"
@@ -79,7 +79,7 @@ def find(rows: list, seed: int, slow_down=lambda row: 1.0, whole: float = 1.0) -
 
 def test_a_comparison_takes_the_noise_of_its_own_pairs_where_that_is_smaller(rows):
     part = find(rows, 1)
-    estimated = noise.estimate_noise([recorded.take_repeated(side.rows) for side in (part.a, part.b)])
+    estimated = noise.estimate_noise([blocks.take_repeated(side.rows) for side in (part.a, part.b)])
     assert part.noise.own < 0.9 * estimated.own and part.noise.block == estimated.block
 
 

@@ -9,7 +9,7 @@ from deep_gemm import _C
 from tests.fakes.in_process_worker import InProcessWorker
 from tests.fakes.sweeps import run_sweep
 from tuner import cli, errors
-from tuner.compare.recorded import take_repeated
+from tuner.compare.blocks import take_repeated
 from tuner.db import Store
 from tuner.learn.dataset import load_dataset
 from tuner.learn.energy import read_energies
