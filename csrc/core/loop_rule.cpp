@@ -68,8 +68,9 @@ bool gains_within_rounds(const Problem& problem, const Config& config, int64_t s
 // Whether a tile takes the scale warp without the loop, even in whole rounds: dense 128x128 0.90 with the warp and 1.00
 // with both there (2 products), 128x112 0.95 and 0.95 (2), 128x136 0.95 and 0.96 (1); masked 128x112 0.96 and 0.98 (7),
 // 128x136 0.99 and 1.00 (2), contiguous 128x136 1.01 and 1.01 (1). Within rounds the warp alone is better by 1 to 3 %.
-// Masked 128x128 has both (0.92, 2). Dense 128x96, H100: 0.96 and 0.98 with the warp, 1.00 and 1.00 with the loop, 0.98
-// and 0.99 with both (2 in whole rounds), and 0.99 with the warp, 1.01 with the loop (10 within rounds, 0.965 to 1.00).
+// Masked 128x128 has both (0.92, 2). Dense 128x96 with seven stages, H100: 0.96 and 0.98 with the warp, 1.00 and 1.00
+// with the loop, 0.98 and 0.99 with both (2 in whole rounds), and 0.99 with the warp, 1.01 with the loop (10 within
+// rounds, 0.965 to 1.00).
 bool gains_without_loop(const Problem& problem, const Config& config, int64_t steps) {
     if (!is_timed_alone(problem, config, steps)) return false;
     switch (config.block_n) {

@@ -14,6 +14,7 @@ import torch
 from deep_gemm import _C, reference
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.numerics import widen
+from tuner.measure import anchor
 from tuner.measure import backend as measure
 from tuner.measure.checked_output import find_columns
 
@@ -167,7 +168,7 @@ def install(monkeypatch, l2_bytes: int = 1 << 16) -> None:
     )
     monkeypatch.setattr(measure, "_C", module)
     monkeypatch.setattr(measure, "DEVICE", "cpu")
-    monkeypatch.setattr(measure, "ANCHOR_SIZE", 32)
+    monkeypatch.setattr(anchor, "SIZE", 32)
     monkeypatch.setattr(
         measure, "get_cubin", lambda problem, config: SimpleNamespace(cubin=b"cubin", kernel_name="kernel")
     )

@@ -7,7 +7,6 @@ are queued on one stream without waiting, behind one that is not timed, so that 
 
 import os
 import platform
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit.build import get_cubin
 from deep_gemm.jit.hashing import package_hash
 from deep_gemm.quantize import ceil_div
+from tuner.measure.anchor import Anchor, check_canary
 from tuner.measure.checked_output import CheckedOutput, make_reference
 from tuner.measure.devices import describe_device
 from tuner.measure.energy import make_race
@@ -46,11 +46,6 @@ MAX_REPLAY_US = 4000.0
 TRUSTED_QUICK_US = 25.0
 #: Cycles of the SM clock that a rest takes per microsecond: no board of today runs faster.
 REST_CYCLES_PER_US = 2000
-ANCHOR_SIZE = 4096
-ANCHOR_LAUNCHES = 8
-ANCHOR_INTERVAL_S = 1.0
-STEADY_LIMIT_S = 2.0
-STEADY_TOLERANCE = 0.005
 
 
 class DeviceFault(Exception):
@@ -86,8 +81,8 @@ class CudaBackend:
         self.meter = PowerMeter(self.telemetry)
         self.pool: OperandPool | None = None
         self.kernels: dict = {}
-        self.anchor = Anchor()
-        check_canary()
+        self.anchor = Anchor(DEVICE)
+        check_canary(DEVICE)
         self.anchor.run_window()  # loads the vendor's library while the parent still waits long for a message
 
     def hello(self) -> dict:
@@ -340,53 +335,6 @@ def count_launches(kernel_us: float, draws: int = 1) -> int:
 def finite(value: float | None) -> float | None:
     """Return `value`, or None where it is not finite, because JSON has finite numbers only."""
     return value if value is not None and value - value == 0 else None
-
-
-class Anchor:
-    """A fixed product of the vendor's library (BF16, m = n = k = 4096), timed about once a second.
-
-    Its times show how the board drifts.
-    """
-
-    def __init__(self):
-        generator = torch.Generator(device=DEVICE).manual_seed(0)
-        self.a, self.b = (
-            torch.randn(ANCHOR_SIZE, ANCHOR_SIZE, generator=generator, device=DEVICE).bfloat16() for _ in range(2)
-        )
-        self.d = torch.empty_like(self.a)
-        self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        self.read_at, self.value_us, self.is_warm = 0.0, None, False
-
-    def run_window(self) -> float:
-        """Return the mean microseconds of one product over a window of ANCHOR_LAUNCHES."""
-        self.events[0].record()
-        for _ in range(ANCHOR_LAUNCHES):
-            torch.mm(self.a, self.b, out=self.d)
-        self.events[1].record()
-        self.events[1].synchronize()
-        return self.events[0].elapsed_time(self.events[1]) * 1e3 / ANCHOR_LAUNCHES
-
-    def warm_up(self) -> None:
-        """Once per process, run windows until three in a row agree within STEADY_TOLERANCE or time is over."""
-        last: list[float] = []
-        end = time.monotonic() + STEADY_LIMIT_S
-        while not self.is_warm and time.monotonic() < end:
-            last = [*last[-2:], self.run_window()]
-            self.is_warm = len(last) == 3 and max(last) <= min(last) * (1.0 + STEADY_TOLERANCE)
-        self.is_warm = True
-
-    def read(self) -> float:
-        """Return the anchor's time in microseconds, measured at most ANCHOR_INTERVAL_S ago."""
-        if self.value_us is None or time.monotonic() - self.read_at > ANCHOR_INTERVAL_S:
-            self.value_us, self.read_at = self.run_window(), time.monotonic()
-        return self.value_us
-
-
-def check_canary() -> None:
-    """Multiply small integers on the device. Raises: RuntimeError where the product is wrong."""
-    a = (torch.arange(256 * 256, device=DEVICE).view(256, 256) % 7 - 3).float()
-    if not torch.equal((a @ a).cpu(), a.cpu() @ a.cpu()):
-        raise RuntimeError("the canary product is wrong: this device cannot be trusted")
 
 
 def describe_environment(telemetry: Telemetry) -> dict:

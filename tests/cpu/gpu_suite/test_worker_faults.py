@@ -12,8 +12,8 @@ from deep_gemm.jit import hashing
 from tests.fakes import cuda_backend, sass, stub_driver
 from tests.fakes.compiler import isolate, require_compiler
 from tests.gpu import fault_backend, fault_kernels, jobs, parent, run, worker_faults
+from tuner.measure import anchor, operands
 from tuner.measure import backend as measure
-from tuner.measure import operands
 from tuner.measure.protocol import make_job
 from tuner.measure.worker_client import WorkerFailure
 
@@ -80,7 +80,7 @@ def backend(monkeypatch):
     """The section's backend on fakes of CUDA."""
     cuda_backend.install(monkeypatch)
     monkeypatch.setattr(operands, "MIN_POOL_BYTES", 1 << 16)
-    monkeypatch.setattr(measure, "STEADY_LIMIT_S", 0.0)
+    monkeypatch.setattr(anchor, "STEADY_LIMIT_S", 0.0)
     return fault_backend.FaultyBackend()
 
 

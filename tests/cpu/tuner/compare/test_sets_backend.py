@@ -10,8 +10,7 @@ from deep_gemm import _C
 from tests.fakes import cuda_backend
 from tests.fakes.cuda_backend import FakeKernel
 from tuner.compare.duel import PLAN
-from tuner.measure import backend as measure
-from tuner.measure import operands, sets
+from tuner.measure import anchor, operands, sets
 from tuner.measure.protocol import ProtocolError
 from tuner.measure.race import ReferenceFailed
 from tuner.measure.sets import Entry, make_sets_job, parse_sets_job
@@ -26,7 +25,7 @@ def backend(monkeypatch, tmp_path):
     """A backend of two sets with native modules of their own, which count what they load."""
     cuda_backend.install(monkeypatch)
     monkeypatch.setattr(operands, "MIN_POOL_BYTES", 1 << 16)
-    monkeypatch.setattr(measure, "STEADY_LIMIT_S", 0.0)
+    monkeypatch.setattr(anchor, "STEADY_LIMIT_S", 0.0)
     loaded: list[tuple] = []
     early: dict[str | None, bool] = {}  # of each native module, the setting of early starts
 

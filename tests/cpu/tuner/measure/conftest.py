@@ -3,8 +3,8 @@
 import pytest
 
 from tests.fakes import cuda_backend
+from tuner.measure import anchor, operands
 from tuner.measure import backend as measure
-from tuner.measure import operands
 
 
 @pytest.fixture(autouse=True)
@@ -17,5 +17,5 @@ def small_pools(monkeypatch):
 def backend(monkeypatch):
     """A CUDA backend on fakes."""
     cuda_backend.install(monkeypatch)
-    monkeypatch.setattr(measure, "STEADY_LIMIT_S", 0.0)
+    monkeypatch.setattr(anchor, "STEADY_LIMIT_S", 0.0)
     return measure.CudaBackend()
