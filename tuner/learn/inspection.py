@@ -70,23 +70,25 @@ def describe_coverage(
 ) -> dict:
     """Return for each preset with problems of `op` how many of them have a finished block, and which have none.
 
-    Blocks count per kernel hash: the database's newest, and the package's own (`current`). Blocks of another workload
-    than the default one do not count.
+    Blocks count per kernel hash: the database's newest, and the package's own (`current`). Blocks do not count that
+    are of another workload than the default one, or that went through fewer draws of it than a sweep would now.
     """
-    measured: defaultdict[str | None, set[str]] = defaultdict(set)
+    draws: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
     for block in blocks:
         if block.status == "finished" and workload.is_default(block.workload):
-            measured[block.identity.kernel_hash].add(block.problem_key)
+            of_problem, key = draws[block.identity.kernel_hash], block.problem_key
+            of_problem[key] = max(of_problem[key], workload.count_stored_draws(block.workload))
     found = {}
     for name in presets:
         problems = [problem for problem in shapes.load_preset(name) if problem.op == op]
         if not problems:
             continue
-        missing = [problem for problem in problems if problem.key not in measured[newest]]
+        wanted = {problem: workload.count_draws(problem, workload.Workload()) for problem in problems}
+        missing = [problem for problem in problems if draws[newest][problem.key] < wanted[problem]]
         found[name] = {
             "problems": len(problems),
             "measured": len(problems) - len(missing),
-            "current": sum(problem.key in measured[current] for problem in problems),
+            "current": sum(draws[current][problem.key] >= wanted[problem] for problem in problems),
             "missing": [str(problem) for problem in missing[:MAX_EXAMPLES]],
         }
     return found

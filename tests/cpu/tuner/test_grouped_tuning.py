@@ -19,7 +19,7 @@ from tuner.db import Store
 from tuner.learn import inspection, train, validate
 from tuner.learn.baselines import find_nearest
 from tuner.learn.dataset import load_dataset
-from tuner.problems import shapes
+from tuner.problems import shapes, workload
 from tuner.problems.fields import OPS, get_tokens, get_work, kernel_identity, replace_problem
 from tuner.problems.regimes import RESTED
 from tuner.problems.workload import Workload
@@ -138,6 +138,20 @@ def test_coverage_counts_the_default_workload_alone(tmp_path, monkeypatch):
     run_sweep(tmp_path / "a.db", PROBLEMS[MASKED[1]][:1], configs=few)
     with Store.open(tmp_path / "a.db", "ro") as store:
         assert inspection.inspect(store, H200.sku, MASKED[1])["coverage"]["mine"]["measured"] == 1
+
+
+def test_coverage_leaves_out_what_a_sweep_would_measure_again(tmp_path, monkeypatch):
+    problems = PROBLEMS[MASKED[1]][:2]
+    monkeypatch.setattr(shapes, "preset_names", lambda: ["mine"])
+    monkeypatch.setattr(shapes, "load_preset", lambda name: problems)
+    few = _C.get_candidates(problems[0], H200)[:3]
+    with monkeypatch.context() as patch:
+        patch.setattr(workload, "NUM_DRAWS", 1)
+        run_sweep(tmp_path / "a.db", problems, configs=few)
+    run_sweep(tmp_path / "a.db", problems[:1], configs=few)
+    with Store.open(tmp_path / "a.db", "ro") as store:
+        found = inspection.inspect(store, H200.sku, MASKED[1])["coverage"]["mine"]
+    assert (found["measured"], found["missing"]) == (1, [str(problems[1])])
 
 
 @pytest.mark.parametrize("op", OPS_SWEPT)
