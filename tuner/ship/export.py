@@ -29,7 +29,7 @@ from tuner.problems.fields import replace_problem
 from tuner.ship import gates
 from tuner.ship.exact import read_base
 from tuner.ship.model_card import CardPart, Contents, Counts, find_section, write_card
-from tuner.ship.steady import prefer_steady
+from tuner.ship.steady import choose_steady_extra, prefer_steady
 
 #: Configs of the exact table, each of which a deployment may have to compile.
 MAX_CONFIGS = 64
@@ -256,7 +256,7 @@ def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
     """Return all configs of the artefact, the portfolio first, and {problem: config index} of the measured best.
 
     A config outside the portfolio joins only for gains above 1 %; those with the largest sum of gains come first. Of
-    configs that tie, masked groups get one that bears uneven sizes. A problem gets no entry where the heuristic's pick
+    configs that tie, masked groups get one that bears uneven sizes, for which one may join, too. A problem gets no entry where the heuristic's pick
     is more than 1 % faster than the entry would be: forest and heuristic then choose.
     """
     column = {config: index for index, config in enumerate(data.configs)}
@@ -270,9 +270,12 @@ def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
     # An oracle that joined for other problems costs no further kernel, and is the choice like one in the portfolio.
     is_confirmed = data.state[np.arange(len(own)), data.oracle] == CONFIRMED
     chosen = np.where(np.isin(data.oracle, extra) & is_confirmed, data.oracle, own)
-    configs = [*portfolio, *(data.configs[index] for index in extra)]
+    columns = np.array([*inside, *extra], int)
+    room = MAX_CONFIGS - len(columns)
+    columns = np.append(columns, choose_steady_extra(data, chosen, columns, EXACT_GAIN_LOG, room))
+    chosen = prefer_steady(data, chosen, columns, EXACT_GAIN_LOG)
+    configs = [data.configs[index] for index in columns]
     place = {config: index for index, config in enumerate(configs)}
-    chosen = prefer_steady(data, chosen, np.array([*map(column.get, configs)]), EXACT_GAIN_LOG)
     kept = np.flatnonzero(timed[np.arange(len(chosen)), chosen] <= EXACT_GAIN_LOG)
     return configs, {data.problems[row]: place[data.configs[chosen[row]]] for row in kept}
 

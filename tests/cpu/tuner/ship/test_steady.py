@@ -1,4 +1,4 @@
-"""Of configs that tie on masked groups, the one that bears a group with all rows."""
+"""Of configs that tie on masked groups, the one that bears a group with all rows; it may join the table for that."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,8 @@ import pytest
 
 from deep_gemm import _C
 from tuner.learn.dataset import CONFIRMED, SEARCHED
-from tuner.ship.steady import UNEVEN_GAIN, make_uneven, prefer_steady
+from tuner.ship import export
+from tuner.ship.steady import UNEVEN_GAIN, choose_steady_extra, make_uneven, prefer_steady
 
 DEVICE = _C.Device.known("h100")
 MASKED = _C.Problem("m_grouped_fp8_gemm_masked", 4096, 7168, 3072, num_groups=32, expected_m=20)
@@ -15,15 +16,20 @@ NARROW, WIDE = _C.Config(24, 64, 6, swap_ab=1), _C.Config(32, 256, 5, swap_ab=1)
 SLACK = np.log(1.01)
 
 
-def choose(problem=MASKED, log_ratio=0.008, state=CONFIRMED, columns=(0, 1)):
-    """Return the config that is chosen where NARROW was, and WIDE takes exp(log_ratio) times as long."""
-    data = SimpleNamespace(
+def make_data(problem=MASKED, log_ratio=0.008, state=CONFIRMED):
+    """Return a table in which WIDE takes exp(log_ratio) times as long as NARROW."""
+    return SimpleNamespace(
         problems=[problem],
         configs=[NARROW, WIDE],
         device=DEVICE,
         log_ratio=np.array([[0.0, log_ratio]]),
         state=np.array([[CONFIRMED, state]]),
     )
+
+
+def choose(columns=(0, 1), **case):
+    """Return the config that is chosen where NARROW was."""
+    data = make_data(**case)
     return data.configs[prefer_steady(data, np.array([0]), np.array(columns), SLACK)[0]]
 
 
@@ -45,6 +51,42 @@ def test_a_config_that_ties_is_chosen_for_uneven_sizes():
 )
 def test_else_the_choice_stays(case):
     assert choose(**case) == NARROW
+
+
+@pytest.mark.parametrize(
+    ("case", "extra"),
+    [
+        ({"columns": (0,)}, [1]),
+        ({"columns": (0,), "count": 0}, []),
+        ({"columns": (0, 1)}, []),
+        ({"columns": (0,), "log_ratio": 0.012}, []),
+        ({"columns": (0,), "state": SEARCHED}, []),
+    ],
+)
+def test_a_config_joins_the_table_for_uneven_sizes(case, extra):
+    columns, count = np.array(case.pop("columns")), case.pop("count", 9)
+    found = choose_steady_extra(make_data(**case), np.array([0]), columns, SLACK, count)
+    assert found.tolist() == extra
+
+
+def test_the_config_that_serves_most_problems_joins_first():
+    data = make_data()
+    small, wide = _C.Config(32, 128, 10, swap_ab=1), 1
+    data.configs = [NARROW, WIDE, small]
+    data.problems = [MASKED] * 3
+    data.log_ratio = np.array([[0.0, 0.5, 0.0], [0.0, 0.0, 0.5], [0.0, 0.0, 0.5]])
+    data.state = np.full((3, 3), CONFIRMED)
+    chosen = np.zeros(3, int)
+    assert choose_steady_extra(data, chosen, np.array([0]), SLACK, 9).tolist() == [wide, 2]
+    assert choose_steady_extra(data, chosen, np.array([0]), SLACK, 1).tolist() == [wide]
+
+
+@pytest.mark.parametrize(("room", "configs"), [(64, [NARROW, WIDE]), (1, [NARROW])])
+def test_the_exact_table_names_a_config_that_joined(room, configs, monkeypatch):
+    monkeypatch.setattr(export, "MAX_CONFIGS", room)
+    data = make_data()
+    data.search, data.oracle = data.log_ratio, np.array([0])
+    assert export.choose_exact(data, [NARROW]) == (configs, {MASKED: len(configs) - 1})
 
 
 def test_uneven_groups_have_no_more_rows_than_there_is_room_for():
