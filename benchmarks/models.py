@@ -266,10 +266,10 @@ def run_case(case: Case, models: dict[str, Model], context: int, rounds: int, de
     return row
 
 
-def run_safely(case: Case, *options) -> dict:
-    """Return the row of a case; an exception is the row's `failed`."""
+def run_safely(run: Callable[..., dict], case: Case, *options) -> dict:
+    """Return the row that `run` makes of a case; an exception is the row's `failed`."""
     try:
-        return run_case(case, *options)
+        return run(case, *options)
     except Exception as error:  # one case's fault must not end the run
         return {**case._asdict(), "failed": f"{type(error).__name__}: {str(error)[:300]}"}
 
@@ -314,7 +314,7 @@ def main(arguments: list[str] | None = None) -> int:
     for case in cases:
         if time.monotonic() - start > args.time_budget:
             break
-        rows.append(run_safely(case, models, context, args.rounds, device))
+        rows.append(run_safely(run_case, case, models, context, args.rounds, device))
         print({name: value for name, value in rows[-1].items() if not name.endswith("_ms")}, flush=True)
     has_faults, is_complete = any("failed" in row for row in rows), len(rows) == len(cases)
     origin = make_stamp(_C.get_device(), OPS) if is_gpu else {"device": "CPU reference"}

@@ -9,9 +9,9 @@ BLOCKS = 20
 CALLS_PER_BLOCK = 200
 
 
-def time_blocks(call: Callable[[], object], synchronize: Callable[[], None], blocks: int = BLOCKS) -> dict[str, float]:
+def time_blocks(call: Callable[[], object], synchronize: Callable[[], None]) -> dict[str, float]:
     """Return best and median microseconds a call over the blocks."""
-    return time_in_turn({"call": call}, synchronize, blocks)["call"]
+    return time_in_turn({"call": call}, synchronize)["call"]
 
 
 def time_in_turn(

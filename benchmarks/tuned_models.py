@@ -43,6 +43,7 @@ from .models import (
     list_cases,
     make_call,
     refuse_transformers,
+    run_safely,
     time_once,
 )
 from .stamp import find_results, make_stamp, write_result
@@ -156,14 +157,6 @@ def time_case(case: Case, call, folder: Path, rounds: int) -> dict:
     return row
 
 
-def run_safely(case: Case, *options) -> dict:
-    """Return the row of a case; an exception is the row's `failed`."""
-    try:
-        return time_case(case, *options)
-    except Exception as error:  # one case's fault must not end the run
-        return {**case._asdict(), "failed": f"{type(error).__name__}: {str(error)[:300]}"}
-
-
 def format_table(rows: list[dict]) -> str:
     """Return the rows as a table in Markdown."""
     lines = [
@@ -223,7 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     folder, device = args.work / "models", _C.get_device() if is_gpu else _C.Device.known("h200")
-    rows = [run_safely(case, call, folder, args.rounds) for case, call in calls.items()]
+    rows = [run_safely(time_case, case, call, folder, args.rounds) for case, call in calls.items()]
     changed = count_changes(problems, folder, device)
     origin = make_stamp(device, OPS) if is_gpu else {"device": "CPU reference"}
     meta = {

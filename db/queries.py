@@ -26,6 +26,7 @@ from tuner.db.checks import (
     read_config_ids,
 )
 from tuner.db.faults import damaged
+from tuner.db.origins import list_kernel_hashes
 from tuner.db.rows import BlockRow, CompilerReport, MeasurementRow, WinnerRow
 from tuner.db.values import check_names, make_key
 from tuner.problems.fields import kernel_variant, replace_problem, to_config, to_problem
@@ -332,13 +333,4 @@ def list_ops(connection: Connection, sku: str) -> set[str]:
 
 def newest_kernel_hash(connection: Connection, op: str, sku: str) -> str | None:
     """Return the kernel hash of the newest block."""
-    block, problem, device = tables.block, tables.problem, tables.device
-    query = (
-        select(block.c.kernel_hash)
-        .join(problem, block.c.problem_id == problem.c.id)
-        .join(device, device.c.id == block.c.device_id)
-        .where(problem.c.op == op, device.c.sku == sku)
-        .order_by(block.c.created.desc(), block.c.id.desc())
-        .limit(1)
-    )
-    return connection.execute(query).scalar()
+    return next(iter(list_kernel_hashes(connection, op, sku)), None)

@@ -141,7 +141,7 @@ class Legality:
 def load_summaries(connection: Connection, path: object, wanted: Filter) -> list[BlockSummary]:
     """Return the blocks that have rows, by id. Raises: IntegrityError."""
     devices, configs = load_devices(connection, path), load_configs(connection, path)
-    blocks, legality = load_raw_blocks(connection, path, wanted), Legality(path, devices, configs)
+    blocks, legality = load_raw_blocks(connection, wanted), Legality(path, devices, configs)
     identities: dict[tuple, Identity] = {}
     found = []
     for block_id, config_ids, statuses in count_rows_of_blocks(connection, wanted):
@@ -193,7 +193,7 @@ def fetch_raw(connection: Connection, query: Select) -> Iterator[tuple]:
             yield from part
 
 
-def load_raw_blocks(connection: Connection, path: object, wanted: Filter) -> dict[int, dict]:
+def load_raw_blocks(connection: Connection, wanted: Filter) -> dict[int, dict]:
     """Return the columns of blocks by id, with `problem_key`, `op` and the problem's fields as the tuple `fields`."""
     block, problem = tables.block, tables.problem
     columns = [block.c[name] for name in (*BLOCK_FIELDS, *BLOCK_NUMBERS)]

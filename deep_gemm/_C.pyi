@@ -9,8 +9,11 @@ import numpy.typing
 ANY_TILE_ALIGNMENT: int
 CONFIG_FIELDS: tuple[Field, ...]
 FEATURES_VERSION: int
+KNOWN_DEVICES: tuple[str, ...]
+LATE_KINDS: tuple[tuple, ...]
 LAUNCH_ABI: int
 LOGITS_ESTIMATE_REVISION: int
+LOOP_KNOBS: dict
 MAX_RESIDUAL: float
 NUM_RANKED: int
 OP_KINDS: tuple[OpKind, ...]

@@ -51,6 +51,7 @@ Device device_from_dict(const py::dict& state) {
 }  // namespace
 
 void bind_device(py::module_& m) {
+    m.attr("KNOWN_DEVICES") = py::tuple(py::cast(known_device_names()));
     py::class_<Device>(m, "Device", "What selection needs to know of a GPU. Immutable; makes no CUDA call.")
         .def(py::init(&make_python_device), "name"_a, "sm_count"_a, py::kw_only(), "sku"_a = py::none(),
              "smem_bytes"_a = kSm90SmemBytes, "l2_bytes"_a, "compute_capability"_a = std::pair<int, int>(9, 0),

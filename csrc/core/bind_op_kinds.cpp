@@ -104,6 +104,9 @@ void bind_op_kinds(py::module_& m) {
     for (const Field& field : kConfigFields) config_fields.append(py::cast(&field, py::return_value_policy::reference));
     m.attr("PROBLEM_FIELDS") = py::tuple(problem_fields);
     m.attr("CONFIG_FIELDS") = py::tuple(config_fields);
+    py::dict loop_knobs;
+    for (const LoopKnob& knob : kLoopKnobs) loop_knobs[name_knob(knob)] = knob.word;
+    m.attr("LOOP_KNOBS") = loop_knobs;
 }
 
 }  // namespace deep_gemm

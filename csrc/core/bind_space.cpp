@@ -145,6 +145,9 @@ void bind_heuristic(py::module_& m) {
 }
 
 void bind_config_features(py::module_& m) {
+    py::list late_kinds;
+    for (const LateKind& kind : kLateKinds) late_kinds.append(py::make_tuple(kind.name, kind.feature, kind.least));
+    m.attr("LATE_KINDS") = py::tuple(late_kinds);
     m.def(
         "get_shortlist",
         [](const Problem& problem, const Device& device, size_t count, bool adds, bool pairs) {

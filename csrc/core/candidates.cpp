@@ -319,7 +319,7 @@ Space::Space(const Problem& variant, const Device& device)
 Pruning::Pruning(const Problem& problem, const Device& device)
     : m(rows_per_group(problem)),
       n(problem.n),
-      k_steps((problem.k + stage_k(problem.op) - 1) / stage_k(problem.op)),
+      k_steps(count_steps(problem.k, problem.op)),
       num_groups(op_kind(problem.op).is_summed() ? 1 : std::max(problem.num_groups, 1)),
       few_rows(!op_kind(problem.op).m_is_shared()     ? 0
                : problem.alignment % kBlockMs[0] == 0 ? kPaddedRows

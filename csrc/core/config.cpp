@@ -33,13 +33,21 @@ size_t hash_value(const Config& config) {
     return size_t(hash);
 }
 
+const char* name_knob(const LoopKnob& knob) {
+    for (const ConfigField& field : kConfigFields)
+        if (field.member == knob.member) return field.name;
+    return "";
+}
+
 std::string to_string(const Config& config) {
-    return std::to_string(config.block_m) + 'x' + std::to_string(config.block_n) + 'x' +
-           std::to_string(config.block_k) + " s" + std::to_string(config.num_stages) + " c" +
-           std::to_string(config.cluster_m) + 'x' + std::to_string(config.cluster_n) +
-           (config.split_k == 1 ? "" : " k" + std::to_string(config.split_k)) + (config.swap_ab == 0 ? "" : " swap") +
-           (config.loop == 0 ? "" : " loop") + (config.scale_warp == 0 ? "" : " warp") +
-           (config.tile_barrier == 0 ? "" : " barrier") + (config.reduce_add == 0 ? "" : " add");
+    std::string text = std::to_string(config.block_m) + 'x' + std::to_string(config.block_n) + 'x' +
+                       std::to_string(config.block_k) + " s" + std::to_string(config.num_stages) + " c" +
+                       std::to_string(config.cluster_m) + 'x' + std::to_string(config.cluster_n) +
+                       (config.split_k == 1 ? "" : " k" + std::to_string(config.split_k)) +
+                       (config.swap_ab == 0 ? "" : " swap");
+    for (const LoopKnob& knob : kLoopKnobs)
+        if (config.*knob.member != 0) text += std::string(" ") + knob.word;
+    return text;
 }
 
 }  // namespace deep_gemm

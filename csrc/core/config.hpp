@@ -73,10 +73,24 @@ ConfigValues config_values(const Config& config);
 Config make_config(const ConfigValues& values);  // throws Error(kConfig)
 
 size_t hash_value(const Config& config);
-// Whether any of the knobs of the main loop and its epilogue is used.
+
+// The knobs of the main loop and its epilogue, each with its word in to_string.
+struct LoopKnob {
+    int32_t Config::* member;
+    const char* word;
+};
+inline constexpr LoopKnob kLoopKnobs[] = {{&Config::loop, "loop"},
+                                          {&Config::scale_warp, "warp"},
+                                          {&Config::tile_barrier, "barrier"},
+                                          {&Config::reduce_add, "add"}};
+
 inline bool has_loop_knobs(const Config& config) {
-    return (config.loop | config.scale_warp | config.tile_barrier | config.reduce_add) != 0;
+    for (const LoopKnob& knob : kLoopKnobs)
+        if (config.*knob.member != 0) return true;
+    return false;
 }
+
+const char* name_knob(const LoopKnob& knob);  // the field's
 
 // "64x112x128 s5 c1x2", then the knobs that are used: " k4", " swap", " loop", " warp", " barrier", " add".
 std::string to_string(const Config& config);

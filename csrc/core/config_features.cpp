@@ -95,9 +95,9 @@ void ConfigFeatures::rate(const Config& tile, const TileFacts& facts) {
 void ConfigFeatures::write_own(const Config& config, const TileFacts& facts, double* out) {
     if (const Config tile = without_loop_knobs(config); rated_ != tile) rate(tile, facts);
     for (int value : {config.block_m, config.block_n, row_side(config), column_side(config), config.num_stages,
-                      config.cluster_m, config.cluster_n, config.split_k, config.swap_ab, config.loop,
-                      config.scale_warp, config.tile_barrier, config.reduce_add})
+                      config.cluster_m, config.cluster_n, config.split_k, config.swap_ab})
         *out++ = double(value);
+    for (const LoopKnob& knob : kLoopKnobs) *out++ = double(config.*knob.member);
     *out++ = double(smem_bytes(problem_, config));
     *out++ = blocks_per_sm_;
     *out++ = is_pipelined(problem_, config) ? 1.0 : 0.0;

@@ -27,9 +27,16 @@ constexpr KnownDevice kKnownDevices[] = {
     {"gh200", "NVIDIA GH200 480GB", 132, 60 * kMiB, 1980, 4000, 1.0},
 };
 
+// Whether a board's name is a model's, alone or followed by what tells its variants apart ("NVIDIA H20-3e"). An H200 is
+// no H20.
+bool is_model(std::string_view name, std::string_view model) {
+    if (!name.starts_with(model)) return false;
+    return name.size() == model.size() || name[model.size()] == ' ' || name[model.size()] == '-';
+}
+
 double tensor_ratio_of(std::string_view name) {
     for (const KnownDevice& known : kKnownDevices)
-        if (name == known.name) return known.tensor_ratio;
+        if (is_model(name, known.name)) return known.tensor_ratio;
     return 1.0;
 }
 
@@ -85,6 +92,12 @@ Device make_device(Device device) {
         if (!device.mig.empty()) device.sku += "-mig" + slug(device.mig);
     }
     return device;
+}
+
+std::vector<std::string> known_device_names() {
+    std::vector<std::string> names;
+    for (const KnownDevice& known : kKnownDevices) names.push_back(known.short_name);
+    return names;
 }
 
 Device known_device(std::string_view sku_or_short_name) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace deep_gemm {
 
@@ -34,5 +35,6 @@ Device make_device(Device device);
 // A well-known SM90 GPU by its SKU or short name (h200, h100, h800, h20, gh200), in any case; throws
 // Error(kDevice).
 Device known_device(std::string_view sku_or_short_name);
+std::vector<std::string> known_device_names();  // short ones, the reference GPU first
 
 }  // namespace deep_gemm

@@ -182,7 +182,7 @@ Estimator::Estimator(const Problem& problem, const Device& device, const Heurist
       sms_(usable_sms(problem, device)),
       clock_ghz_(device.clock_mhz * 1e-3),
       tensor_ratio_(device.tensor_ratio),
-      k_steps_(ceil_div(extent_.k, stage_k(problem.op))),
+      k_steps_(count_steps(extent_.k, problem.op)),
       group_rows_(rows_per_group(problem)),
       pays_vector_loop_(pays_vector_loop(problem, k_steps_)) {
     memory_us_ = memory_bytes(problem) / (rates_.hbm_gbps * 1e3);

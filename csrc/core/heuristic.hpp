@@ -129,11 +129,31 @@ std::vector<AnalyticChoice> rank_candidates(const Problem& problem, const Estima
 struct LateKinds {
     bool adds = true, pairs = true;  // of BF16 those that add by TMA; of contiguous groups those in pairs along m
 
-    bool has(const Problem& problem, const Config& config) const {
-        if (!adds && config.reduce_add != 0 && !is_fp8(problem.op)) return false;
-        return pairs || config.cluster_m == 1 || !op_kind(problem.op).m_is_shared();
-    }
+    bool has(const Problem& problem, const Config& config) const;
 };
+
+// A kind: its name, the field of a config (and feature) that tells it from the value `least` on, and in which products
+// it came late.
+struct LateKind {
+    const char* name;
+    bool LateKinds::* is_known;
+    const char* feature;
+    int32_t Config::* member;
+    int32_t least;
+    bool (*is_late)(const OpKind&);
+};
+inline constexpr LateKind kLateKinds[] = {
+    {"adds", &LateKinds::adds, "reduce_add", &Config::reduce_add, 1, [](const OpKind& kind) { return !kind.is_fp8; }},
+    {"pairs", &LateKinds::pairs, "cluster_m", &Config::cluster_m, 2,
+     [](const OpKind& kind) { return kind.m_is_shared(); }},
+};
+
+inline bool LateKinds::has(const Problem& problem, const Config& config) const {
+    for (const LateKind& kind : kLateKinds)
+        if (!(this->*kind.is_known) && config.*kind.member >= kind.least && kind.is_late(op_kind(problem.op)))
+            return false;
+    return true;
+}
 
 // The first of rank_candidates, each with the knobs of loop_rule.hpp and, where that differs, also without, `count` >=
 // 1 configs in all, those of unknown kinds left out: what the learned choice chooses from. The first one is

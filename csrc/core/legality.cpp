@@ -4,6 +4,8 @@
 #include <bit>
 #include <vector>
 
+#include "core/text.hpp"
+
 namespace deep_gemm {
 namespace {
 
@@ -21,8 +23,6 @@ constexpr int kMaxPipelinedColumnsOneWarpgroup = 144, kMaxPipelinedColumnsTwoWar
 constexpr int kMaxPipelinedScaledColumns = 128, kMaxPipelinedSwappedColumns = 32;
 constexpr int kMaxHeldRegisters = 176;  // accumulators and column scales; beyond it promotion reads the scales late
 constexpr int kRegisterUnit = 8;        // a thread's registers are allocated in steps of this
-
-int64_t align_up(int64_t value, int64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
 
 int scale_ring_buffers(const Problem& problem, const Config& config) {
     if (!has_scale_ring(problem)) return 0;
@@ -184,10 +184,6 @@ Rule broken_rule(const Problem& problem, const Config& config, const Device& dev
     if (estimate_registers(problem, config) > limit) return Rule::kRegisters;
     if (smem_bytes(problem, config) > device.smem_bytes) return Rule::kSmem;
     return Rule::kNone;
-}
-
-std::string clause(const char* name, int64_t value, const std::string& rule) {
-    return std::string(name) + " = " + std::to_string(value) + ": " + rule;
 }
 
 std::string describe_cluster(Rule rule, const Config& config) {

@@ -36,14 +36,19 @@ inline constexpr int kMaxSplitK = 8;                        // CTAs of a cluster
 inline constexpr int kSmemAlignment = 1024;                 // the 128-byte swizzle repeats every 8 rows
 inline constexpr int64_t kMaxDTileBytes = 81920;  // staging a larger tile would cost the ring more than it saves
 
+inline constexpr int64_t align_up(int64_t value, int64_t alignment) {
+    return (value + alignment - 1) / alignment * alignment;
+}
+
 inline constexpr int element_bytes(Op op) { return is_fp8(op) ? 1 : 2; }
 inline constexpr int stage_k(Op op) { return kStageKBytes / element_bytes(op); }  // the only legal block_k
+inline constexpr int64_t count_steps(int64_t k, Op op) { return (k + stage_k(op) - 1) / stage_k(op); }
 
 // Steps of K of a sum over groups, and the parts in which it is added up where neither m nor n may count: a part for
 // every 64 steps, at most 32. Each part takes a matrix of D in FP32.
 inline constexpr int kStepsOfPart = 64, kMostParts = 32;
 inline constexpr int64_t count_sum_steps(const Problem& problem) {
-    return problem.num_groups * ((problem.k + stage_k(problem.op) - 1) / stage_k(problem.op));
+    return problem.num_groups * count_steps(problem.k, problem.op);
 }
 inline constexpr int64_t count_invariant_parts(const Problem& problem) {
     const int64_t parts = count_sum_steps(problem) / kStepsOfPart;

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "core/legality.hpp"
+#include "core/text.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -19,13 +20,7 @@ constexpr int kFewestQueryStages = 2, kMostQueryStages = 4;
 // and 20 and 24 take 1 to 3 % more (H200).
 constexpr int kRings[] = {12, 10, 9, 8, 6}, kPagedRings[] = {9, 12, 10, 8, 6};
 
-int64_t align_up(int64_t value, int64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
-
 int heads_of_tile(const Problem& problem, const Config& config) { return config.block_m * problem.heads; }
-
-std::string clause(const char* name, int64_t value, const std::string& rule) {
-    return std::string(name) + " = " + std::to_string(value) + ": " + rule;
-}
 
 LogitsRule broken_tile(const Problem& problem, const Config& config) {
     if (config.cluster_m * config.cluster_n * config.split_k != 1 || config.swap_ab != 0 || has_loop_knobs(config))
@@ -84,9 +79,11 @@ LogitsRule broken_logits_rule(const Problem& problem, const Config& config, cons
 std::string describe_logits(LogitsRule rule, const Problem& problem, const Config& config, const Device& device) {
     switch (rule) {
         case LogitsRule::kNone: return "";
-        case LogitsRule::kKnobs:
-            return "cluster, split_k, swap_ab, loop, scale_warp, tile_barrier, reduce_add: attention logits have none "
-                   "of them; leave them out";
+        case LogitsRule::kKnobs: {
+            std::string names = "cluster, split_k, swap_ab";
+            for (const LoopKnob& knob : kLoopKnobs) names += std::string(", ") + name_knob(knob);
+            return names + ": attention logits have none of them; leave them out";
+        }
         case LogitsRule::kTokens: return clause("block_m", config.block_m, "must be 1..16 tokens; choose such a tile");
         case LogitsRule::kNextN:
             return clause("block_m", config.block_m,

@@ -22,7 +22,7 @@ constexpr int64_t kMinWideAddSteps = 16;      // FP8 tiles wider than the next; 
 constexpr int kReduceAddColumns = 128;        // 2 to 5 % won
 
 int64_t steps_of_tile(const Problem& problem, const Config& config) {
-    const int64_t steps = (extent_of(problem).k + stage_k(problem.op) - 1) / stage_k(problem.op);
+    const int64_t steps = count_steps(extent_of(problem).k, problem.op);
     return (steps + config.split_k - 1) / config.split_k;
 }
 
@@ -110,17 +110,13 @@ bool pays_scale_warp_of_one(const Problem& problem, const Config& config, int64_
     return steps >= (is_early ? kEarlyScaleWarpSteps : kScaleWarpStepsOfOne) && columns <= kMaxScaleWarpColumns;
 }
 
-// Tiles of 128 rows that gain by the scale warp without the loop: 128x112 0.95 (6; masked 0.96, 37), 128x136 0.92 (6;
-// masked and contiguous 0.99), 128x144 0.96 (6; groups 0.99); dense 128x96 0.98 from 32 steps on.
+// Tiles of 128 rows that gain by the scale warp without the loop: those of gains_without_loop, and 128x144 where it
+// gets no loop, 0.96 (6; groups 0.99). In sweeps 128x112 0.95 (6; masked 0.96, 37), 128x136 0.92 (6; masked and
+// contiguous 0.99).
 bool pays_scale_warp_alone(const Problem& problem, const Config& config, int64_t steps) {
-    if (!is_timed_alone(problem, config, steps)) return false;
-    switch (config.block_n) {
-        case 96: return is_dense(problem) && steps >= kScaleWarpStepsOfOne;
-        case 112: return is_dense(problem) || is_masked(problem);
-        case 136:
-        case 144: return is_dense(problem) || is_masked(problem) || is_contiguous(problem);
-        default: return false;
-    }
+    if (gains_without_loop(problem, config, steps)) return true;
+    return config.block_n == 144 && is_timed_alone(problem, config, steps) &&
+           (is_dense(problem) || is_masked(problem) || is_contiguous(problem));
 }
 
 // With 8 to 64 tokens (swapped) nothing is gained; 128x64 of dense products gains nothing beside the loop, nor does

@@ -20,7 +20,7 @@ inline constexpr int kMinVectorLoopColumns = 96, kMaxVectorLoopColumns = 152;
 
 // The tile alone, which is what candidates are chosen and rated by.
 inline Config without_loop_knobs(Config config) {
-    config.loop = config.scale_warp = config.tile_barrier = config.reduce_add = 0;
+    for (const LoopKnob& knob : kLoopKnobs) config.*knob.member = 0;
     return config;
 }
 

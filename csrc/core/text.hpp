@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -26,6 +27,11 @@ inline std::string quote(std::string_view text, size_t limit = 64) {
         quoted += begins_c1 ? "??" : byte < 0x20 || byte == 0x7F ? "?" : std::string(1, kept[i]);
     }
     return quoted + (kept.size() < text.size() ? "'..." : "'");
+}
+
+// What a message says of a field that breaks a rule.
+inline std::string clause(const char* name, int64_t value, const std::string& rule) {
+    return std::string(name) + " = " + std::to_string(value) + ": " + rule;
 }
 
 }  // namespace deep_gemm

@@ -38,7 +38,7 @@ Sizes read_sizes(const Call& call) {
 void check_summed_sizes(const Call& call, const Sizes& sizes) {
     if (call.c.is_present() && call.d.view.dtype != Dtype::kFloat32)
         fail_dtype(call.d, "a sum takes c with an FP32 d only; allocate d as torch.float32, or leave c out.");
-    const int64_t steps = sizes.num_groups * ceil_div(sizes.k, stage_k(call.op));
+    const int64_t steps = sizes.num_groups * count_steps(sizes.k, call.op);
     if (steps > Problem::kMaxDim)
         fail_shape("num_groups * ceil(k / 64) = " + std::to_string(steps) +
                    ": must be below 2^31; split the sum among several calls.");

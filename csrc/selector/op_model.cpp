@@ -139,7 +139,7 @@ OpModel::OpModel(Op kind, OpParts given, const Device& device, bool has_own_feat
     check_exact(*this);
     check_hull(*this, has_own_features);
     widen_hull(*this);
-    known = {.adds = has_seen(*this, "reduce_add", 1.0f), .pairs = has_seen(*this, "cluster_m", 2.0f)};
+    for (const LateKind& kind : kLateKinds) known.*kind.is_known = has_seen(*this, kind.feature, float(kind.least));
     check_golden(*this);
 }
 

@@ -234,8 +234,8 @@ def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
     """Return the (problem, config) pairs whose sources stand for the generator in the kernel hash of `op`.
 
     They cover every variant of the op with tiles of every kind, shallow and deep rings, with and without clusters and
-    split K, so that a change of any constant of any kernel shows. Legality alone filters them, so that neither the
-    heuristic nor the candidate list changes the hash.
+    split K, so that a change of a constant of any kernel shows, but for the knobs that test_hashing.py lists. Legality
+    alone filters them, so that neither the heuristic nor the candidate list changes the hash.
     """
     kernel_name(op)
     device = _C.Device.known("h200")

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from deep_gemm import _C
+
 from .memory import copy_to_gpu
 
 
@@ -78,9 +80,9 @@ def choose_pairs(variants: Sequence, main: Sequence, get_space: Callable, get_si
     return pairs
 
 
-def get_knobs(config) -> tuple[int, int, int, int]:
+def get_knobs(config) -> tuple[int, ...]:
     """Return the knobs of the main loop."""
-    return config.loop, config.scale_warp, config.tile_barrier, config.reduce_add
+    return tuple(getattr(config, name) for name in _C.LOOP_KNOBS)
 
 
 def launch_on_copies(kernel, operands: Sequence, host, c: torch.Tensor | None, **options: object) -> None:

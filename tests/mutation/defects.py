@@ -102,7 +102,7 @@ DEFECTS: Defects = {
         ("if len(ratios) < LEAST_SAMPLES:", "if not ratios:"),
         ("bound > DROP_BOUND_RATIO", "bound > DROP_RATIO"),
         ("        if total > tail:\n", "        if total >= 2 * tail:\n"),
-        ("(1.0 - confidence) / 2.0), 1)", "1.0 - confidence), 1)"),
+        ("(1.0 - INTERVAL) / 2.0), 1)", "1.0 - INTERVAL), 1)"),
         ("ordered[rank - 1], ordered[-rank]", "ordered[rank], ordered[-rank]"),
         ("zip(samples, reference, strict=True)", "zip(samples, reference)"),
         ("quantile(samples, 0.1), quantile(samples, 0.9)", "quantile(samples, 0.9), quantile(samples, 0.1)"),

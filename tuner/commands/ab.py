@@ -17,11 +17,10 @@ from tuner.problems.fields import OP_NAMES, default_fields, read_op_name
 #: A config as tables show it: "64x112x128 s5 c1x2 k4 swap"; block_k and what is at its default may be left out.
 NOTATION = re.compile(
     r"(\d+)x(\d+)(?:x(\d+))?\s+s(\d+)(?:\s+c(\d+)x(\d+))?(?:\s+k(\d+))?(\s+swap)?"
-    r"(\s+loop)?(\s+warp)?(\s+barrier)?(\s+add)?"
+    + "".join(rf"(\s+{word})?" for word in _C.LOOP_KNOBS.values())
 )
 NAMES = (
-    "block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n", "split_k", "swap_ab",
-    "loop", "scale_warp", "tile_barrier", "reduce_add",
+    "block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n", "split_k", "swap_ab", *_C.LOOP_KNOBS
 )  # fmt: skip
 TARGETS_HELP = (
     "[OLD [NEW]] [M N K]. A set is a git revision, a folder (a clone, or device headers), a kernel hash, or . (this"

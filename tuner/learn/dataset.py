@@ -100,8 +100,7 @@ class Dataset:
         """Return what _C.get_shortlist must be told: of which kinds of configs that came late any was timed."""
         timed = [self.configs[column] for column in np.flatnonzero((self.state != UNMEASURED).any(axis=0))]
         return {
-            "adds": any(config.reduce_add for config in timed),
-            "pairs": any(config.cluster_m == 2 for config in timed),
+            name: any(getattr(config, feature) >= least for config in timed) for name, feature, least in _C.LATE_KINDS
         }
 
     def find_banned(self, problem) -> set:

@@ -22,6 +22,8 @@ RESAMPLES = 2000
 NOISE_LOG = np.log(1.01)
 NEAR_LOG = np.log(1.02)
 INTERVAL = (0.025, 0.975)
+#: Problems of left-out families that are shown, those with the largest regret.
+NUM_WORST = 10
 
 
 class Validated(NamedTuple):
@@ -151,7 +153,7 @@ def resample(logs: np.ndarray, families: np.ndarray, seed: int = 0) -> tuple[np.
     return weights @ logs[order] / totals, logs[order][positions]
 
 
-def worst_problems(data: Dataset, results: list[FoldResult], count: int = 10) -> list[WorstProblem]:
+def worst_problems(data: Dataset, results: list[FoldResult]) -> list[WorstProblem]:
     """Return the held-out problems with the largest regret of the guarded model, worst first.
 
     They show where to measure or to learn next.
@@ -166,7 +168,7 @@ def worst_problems(data: Dataset, results: list[FoldResult], count: int = 10) ->
                 if data.full_space[row]
             ]
     found.sort(key=lambda item: -item[0])
-    return [describe_worst(data, *item) for item in found[:count]]
+    return [describe_worst(data, *item) for item in found[:NUM_WORST]]
 
 
 def describe_worst(data: Dataset, log: float, row: int, column: int) -> WorstProblem:

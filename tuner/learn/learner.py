@@ -175,7 +175,7 @@ def list_ranked(problem, device: _C.Device, feature_max: np.ndarray) -> list:
     is outside, as op_model.cpp has it.
     """
     highest = dict(zip(_C.config_feature_names(), feature_max.tolist(), strict=True))
-    kinds = {"adds": highest["reduce_add"] >= 1.0, "pairs": highest["cluster_m"] >= 2.0}
+    kinds = {name: highest[feature] >= least for name, feature, least in _C.LATE_KINDS}
     return _C.get_shortlist(problem, device, _C.NUM_RANKED, **kinds)
 
 

@@ -94,14 +94,14 @@ def predict_by_estimate(data: Dataset, row: int) -> dict:
     return {config: math.log(_C.estimate_time_us(problem, config, data.device)) for config in find_columns(data, row)}
 
 
-def predict_by_trees(data: Dataset, rows: np.ndarray, settings: Settings | None = None) -> dict[int, dict]:
+def predict_by_trees(data: Dataset, rows: np.ndarray) -> dict[int, dict]:
     """Return {row: {config: log of estimate x residual}}, by trees that never saw the row's family, nor a weight near
     it.
 
     Outside the hull of what those learned from, and where nothing was left to learn from, the estimate stands alone, as
     in a sweep.
     """
-    settings, every = settings or Settings(), make_config_rows(data)
+    settings, every = Settings(), make_config_rows(data)
     predicted: dict[int, dict] = {}
     for held_out, kept in split_families(data.problems, data.families, FOLDS):
         asked = [row for row in rows.tolist() if held_out[row]]

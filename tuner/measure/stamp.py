@@ -9,8 +9,6 @@ from pathlib import Path
 
 from tuner.files import write_whole
 
-#: GPU models that are called by a short name, the one that recorded figures are of by default first.
-SHORT_NAMES = ("h200", "h100")
 #: Key of a record whose figures hang on choices: the SHA-256 of the selector that chose, None where the heuristic did.
 SELECTOR = "selector_sha256"
 
@@ -19,18 +17,18 @@ def name_model(sku: str) -> str:
     """Return what a GPU model's results are called by: its short name, or the whole SKU where it has none."""
     from deep_gemm import _C
 
-    return next((name for name in SHORT_NAMES if _C.Device.known(name).sku == sku), sku)
+    return next((name for name in _C.KNOWN_DEVICES if _C.Device.known(name).sku == sku), sku)
 
 
 def name_model_here() -> str:
-    """Return what the results of the GPU at hand are called by; without a GPU, the first of SHORT_NAMES."""
+    """Return what the results of the GPU at hand are called by; without a GPU, those of an H200."""
     from deep_gemm import _C
     from deep_gemm.errors import DeviceError
 
     try:
         return name_model(_C.get_device().sku)
     except DeviceError:
-        return SHORT_NAMES[0]
+        return _C.KNOWN_DEVICES[0]
 
 
 def hash_selector(sku: str) -> str | None:

@@ -26,6 +26,8 @@ FAR_RATIO = 2.5
 FAR_ROUNDS = 2
 #: A block with more A/A noise than this is noisy: it is measured again.
 MAX_NOISE = 0.02
+#: Probabilities with which an interval of the median, and its one-sided bound, hold.
+INTERVAL, BOUND = 0.95, 0.99
 
 
 def median(values: Sequence[float]) -> float:
@@ -84,19 +86,19 @@ def binomial_rank(count: int, tail: float) -> int:
     return rank
 
 
-def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Return an interval that holds the true median with a probability of at least `confidence`.
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return an interval that holds the true median with a probability of at least 95 %.
 
     With too few values for that, it is their whole range.
     """
     ordered = sorted(values)
-    rank = max(binomial_rank(len(ordered), (1.0 - confidence) / 2.0), 1)
+    rank = max(binomial_rank(len(ordered), (1.0 - INTERVAL) / 2.0), 1)
     return ordered[rank - 1], ordered[-rank]
 
 
-def lower_bound(values: Sequence[float], confidence: float = 0.99) -> float | None:
-    """Return a one-sided lower bound of the median; None with too few values (99 % needs seven)."""
-    rank = binomial_rank(len(values), 1.0 - confidence)
+def lower_bound(values: Sequence[float]) -> float | None:
+    """Return a lower bound of the median that holds with 99 %; None with fewer than the seven values that needs."""
+    rank = binomial_rank(len(values), 1.0 - BOUND)
     return sorted(values)[rank - 1] if rank >= 1 else None
 
 

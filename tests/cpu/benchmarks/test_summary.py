@@ -99,7 +99,8 @@ def test_results_are_kept_apart_by_gpu_model(monkeypatch):
 
     assert stamp.results_of("nvidia-h200-sm132") == RESULTS == stamp.find_results()
     assert stamp.results_of(_C.Device.known("h100").sku).name == "h100"
-    assert stamp.results_of("nvidia-h20-sm78").name == "nvidia-h20-sm78"
+    assert stamp.results_of(_C.Device.known("h20").sku).name == "h20"
+    assert stamp.results_of("nvidia-h20-3e-sm78").name == "nvidia-h20-3e-sm78"
     monkeypatch.setattr(_C, "get_device", lambda: _C.Device.known("h100"))
     assert stamp.find_results().name == "h100"
 

@@ -104,5 +104,5 @@ def test_the_environment_is_as_before_afterwards(monkeypatch):
 
 def test_a_failed_case_is_a_row_and_not_in_the_table():
     case = tuned_models.Case("decode", 1, 1)
-    row = tuned_models.run_safely(case, lambda: 1 / 0, None, 1)
+    row = tuned_models.run_safely(tuned_models.time_case, case, lambda: 1 / 0, None, 1)
     assert "failed" in row and "decode" not in tuned_models.format_table([row])

@@ -34,6 +34,18 @@ def test_device_sku_names_the_partition():
 
 
 @pytest.mark.parametrize(
+    ("name", "model"), [("NVIDIA H20", "h20"), ("NVIDIA H20-3e", "h20"), ("NVIDIA H200", "h200"), ("NVIDIA H2", "h200")]
+)
+def test_variants_of_a_board_compute_at_their_models_rate(name, model):
+    fields = _C.Device.known(model).as_dict() | {"sku": None}
+    device, known = _C.Device(**fields | {"name": name}), _C.Device(**fields)
+    problem = _C.Problem("fp8_gemm", 4096, 4096, 7168)
+    config = _C.get_analytic_config(problem, known)
+    times = [_C.estimate_time_us(problem, config, one) for one in (device, known)]
+    assert times[0] == pytest.approx(times[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"name": ""},

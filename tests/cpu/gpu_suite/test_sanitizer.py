@@ -32,7 +32,6 @@ from tests.gpu.world import ALL_OPS
 from tuner.measure.stamp import read_json
 
 H200 = _C.Device.known("h200")
-CLEAN_RACECHECK = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
 
 
 # What is watched.

@@ -16,6 +16,10 @@ PAIRED = _C.Problem("m_grouped_fp8_gemm_contiguous", 32768, 4096, 4096, num_grou
 KINDS = {"adds": (ADDING, "reduce_add", 1), "pairs": (PAIRED, "cluster_m", 2)}
 
 
+def test_the_kinds_are_those_of_the_package():
+    assert {(name, feature, least) for name, (_, feature, least) in KINDS.items()} == set(_C.LATE_KINDS)
+
+
 def is_late(config, kind: str) -> bool:
     """Return whether a config is of a kind."""
     _, feature, least = KINDS[kind]

@@ -154,7 +154,17 @@ def test_wrong_words_are_usage_errors(sets, words, capsys):
     assert cli.run(words) == errors.EXIT_USAGE
 
 
-@pytest.mark.parametrize("config", _C.get_candidates(_C.Problem("fp8_gemm", 64, 2112, 7168), H200)[::7])
+LOOPED = [{name: 1} for name in _C.LOOP_KNOBS] + [dict.fromkeys(_C.LOOP_KNOBS, 1)]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *_C.get_candidates(_C.Problem("fp8_gemm", 64, 2112, 7168), H200)[::7],
+        *(_C.Config(128, 128, 4, **cluster, **knobs) for cluster in ({}, {"cluster_n": 2}) for knobs in LOOPED),
+    ],
+    ids=str,
+)
 def test_configs_are_read_as_they_are_shown(config):
     assert _C.Config(**ab.read_config(str(config))) == config
     assert _C.Config(**ab.read_config(json.dumps(config.as_dict()))) == config

@@ -78,14 +78,14 @@ def test_a_damaged_workload_is_said(text):
         count_stored_draws(text)
 
 
-@pytest.mark.parametrize("kind, feature, least", [("adds", "reduce_add", 1.0), ("pairs", "cluster_m", 2.0)])
+@pytest.mark.parametrize("kind, feature, least", _C.LATE_KINDS)
 def test_trees_are_scored_on_what_their_hull_holds(kind, feature, least):
     problem = {
         "adds": _C.Problem("bf16_gemm", 4096, 4096, 4096, d_dtype="fp32", c_mode="accumulate"),
         "pairs": _C.Problem("m_grouped_fp8_gemm_contiguous", 32768, 4096, 4096, num_groups=8, alignment=128),
     }[kind]
     highest = np.full(len(_C.config_feature_names()), 1e9)
-    for top in (least, least - 0.5):
+    for top in (float(least), least - 0.5):
         highest[_C.config_feature_names().index(feature)] = top
         wanted = _C.get_shortlist(problem, DEVICE, _C.NUM_RANKED, **{kind: top >= least})
         assert list_ranked(problem, DEVICE, highest) == wanted

@@ -25,7 +25,7 @@ from tuner.search import candidates, past, propose, wide_space
 from tuner.search.candidates import SweepOptions, find_kernels
 from tuner.search.precompile import Compiled
 from tuner.search.sweep import Sweep
-from tuner.ship import export
+from tuner.ship import exact_table
 
 DEVICE = _C.Device.known("h200")
 #: Both have wide spaces of several hundred configs, and default spaces that are measured quickly.
@@ -321,8 +321,8 @@ def test_configs_from_beyond_train_and_reach_the_exact_table(tmp_path):
     assert data.oracle[row] == column and data.candidate[row, column] and data.candidate[:, column].sum() == 1
     assert baselines.make_targets(data, np.array([row]), np.array([column]))[0, 0] < -0.5
     portfolio = learner.choose_portfolio(data, np.arange(len(data.problems)), (8,)).columns
-    configs, exact = export.choose_exact(data, [data.configs[index] for index in portfolio])
-    assert configs[exact[problem]] == winner and len(configs) <= export.MAX_CONFIGS
+    configs, exact = exact_table.choose_exact(data, [data.configs[index] for index in portfolio])
+    assert configs[exact[problem]] == winner and len(configs) <= exact_table.MAX_CONFIGS
 
 
 def test_command(tmp_path, capsys):

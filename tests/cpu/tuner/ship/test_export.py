@@ -21,7 +21,7 @@ from tuner.learn import learner, train
 from tuner.learn.artifact import build_artifact
 from tuner.learn.dataset import CONFIRMED, SEARCHED, UNMEASURED
 from tuner.learn.evaluation import Evaluation, Statistics, Unconfirmed
-from tuner.ship import export
+from tuner.ship import exact_table, export
 
 SETTINGS = learner.Settings(trees=24, leaves=8, rate=0.3, sizes=(8,))
 GOOD = {"mean": 0.01, "p95": 0.04, "answered": 0.9}
@@ -125,7 +125,7 @@ def test_every_problem_gets_its_best_portfolio_config(made):
         choice = selector.choose(data.problems[row], data.device)
         if choice.source == "exact":
             best = min(data.log_ratio[row, data.configs.index(config)] for config in found.record.portfolio)
-            assert timed[choice.config] <= min(best, export.EXACT_GAIN_LOG)
+            assert timed[choice.config] <= min(best, exact_table.EXACT_GAIN_LOG)
 
 
 def exact_case(data, gain, state=CONFIRMED):
@@ -153,7 +153,7 @@ def exact_case(data, gain, state=CONFIRMED):
 )
 def test_only_a_confirmed_gain_above_one_percent_leaves_the_portfolio(data, gain, state, leaves):
     table, portfolio = exact_case(data, gain, state)
-    configs, exact = export.choose_exact(table, portfolio)
+    configs, exact = exact_table.choose_exact(table, portfolio)
     assert (len(configs) == 3) == leaves and (configs[exact[data.problems[0]]] == data.configs[2]) == leaves
 
 
@@ -161,9 +161,9 @@ def test_a_portfolio_config_that_was_no_finalist_is_compared_on_search_rounds(da
     table, portfolio = exact_case(data, 0.5)
     table.state[0, [0, 1]] = SEARCHED
     table.log_ratio[0, [0, 1]] = -0.545
-    assert len(export.choose_exact(table, portfolio)[0]) == 2
+    assert len(exact_table.choose_exact(table, portfolio)[0]) == 2
     table.log_ratio[0, [0, 1]] = -0.5
-    assert len(export.choose_exact(table, portfolio)[0]) == 3
+    assert len(exact_table.choose_exact(table, portfolio)[0]) == 3
 
 
 def test_a_config_that_joined_serves_every_problem_whose_best_it_is(data):
@@ -171,22 +171,22 @@ def test_a_config_that_joined_serves_every_problem_whose_best_it_is(data):
     # Gains of the same config, each too little to let it join; the last has no confirmation rounds.
     for row, (gain, state) in enumerate([(0.004, CONFIRMED), (0.0, CONFIRMED), (0.5, SEARCHED)], 1):
         table.log_ratio[row, 2], table.state[row, 2], table.oracle[row] = -0.05 - gain, state, 2
-    configs, exact = export.choose_exact(table, portfolio)
+    configs, exact = exact_table.choose_exact(table, portfolio)
     assert [configs[exact[data.problems[row]]] == data.configs[2] for row in range(4)] == [True, True, True, False]
     table.log_ratio[0, 2] = -0.05
-    configs, exact = export.choose_exact(table, portfolio)
+    configs, exact = exact_table.choose_exact(table, portfolio)
     assert configs == portfolio and data.configs[2] not in [configs[index] for index in exact.values()]
 
 
 def test_no_more_than_so_many_configs(data, monkeypatch):
-    monkeypatch.setattr(export, "MAX_CONFIGS", 32)
+    monkeypatch.setattr(exact_table, "MAX_CONFIGS", 32)
     columns = list(range(30))
     log_ratio, state = np.zeros_like(data.log_ratio), np.full_like(data.state, CONFIRMED)
     oracle = 30 + np.arange(len(data.problems)) % 20
     log_ratio[np.arange(len(oracle)), oracle] = -0.1
     log_ratio[oracle == 35, 35] = -0.5
     table = replace(data, log_ratio=log_ratio, search=log_ratio, state=state, oracle=oracle)
-    configs, _ = export.choose_exact(table, [data.configs[column] for column in columns])
+    configs, _ = exact_table.choose_exact(table, [data.configs[column] for column in columns])
     assert len(configs) == 32 and data.configs[35] in configs
 
 
@@ -194,7 +194,7 @@ def test_an_entry_far_behind_the_heuristics_pick_is_left_out(data):
     table, portfolio = exact_case(data, 0.0)
     table.log_ratio[3, [0, 1]] = 0.1
     table.state[4, [0, 1]] = UNMEASURED
-    _, exact = export.choose_exact(table, portfolio)
+    _, exact = exact_table.choose_exact(table, portfolio)
     assert data.problems[3] not in exact and data.problems[4] not in exact and data.problems[5] in exact
 
 
@@ -223,7 +223,7 @@ def test_the_command_installs_what_the_library_then_uses(folder, tmp_path, monke
     assert (
         report["passed"]
         and os.path.getsize(report["artifact"]) == report["bytes"]
-        and report["ops"]["fp8_gemm"]["configs"] <= export.MAX_CONFIGS
+        and report["ops"]["fp8_gemm"]["configs"] <= exact_table.MAX_CONFIGS
     )
     monkeypatch.setattr(selection, "kernel_hash", lambda op: synthetic.KERNEL_HASH)
     selection.forget_selectors()
@@ -340,7 +340,7 @@ def test_an_oracle_of_the_portfolio_is_no_extra_config(data):
     log_ratio[row, lucky], search[row, lucky], state[row, lucky] = -0.10, -0.10, SEARCHED
     table = replace(data, log_ratio=log_ratio, search=search, state=state)
     portfolio = [data.configs[oracle], data.configs[lucky]]
-    configs, exact = export.choose_exact(table, portfolio)
+    configs, exact = exact_table.choose_exact(table, portfolio)
     assert len(set(configs)) == len(configs) and configs[exact[data.problems[row]]] == data.configs[oracle]
 
 
@@ -363,7 +363,7 @@ def test_a_choice_that_differs_is_never_written(made, monkeypatch):
 
 def test_configs_that_failed_are_in_quarantine(made, monkeypatch):
     found, data, _ = made
-    named = export.choose_exact(data, found.record.portfolio)[0]
+    named = exact_table.choose_exact(data, found.record.portfolio)[0]
     failed = [config for config in data.configs if config not in named][:2]
     failed_and_best = [*failed, found.record.portfolio[0]]
     variants = {_C.kernel_identity(problem) for problem in data.problems}

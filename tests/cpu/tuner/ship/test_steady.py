@@ -7,7 +7,7 @@ import pytest
 
 from deep_gemm import _C
 from tuner.learn.dataset import CONFIRMED, SEARCHED
-from tuner.ship import export
+from tuner.ship import exact_table
 from tuner.ship.steady import UNEVEN_GAIN, choose_steady_extra, make_uneven, prefer_steady
 
 DEVICE = _C.Device.known("h100")
@@ -83,10 +83,10 @@ def test_the_config_that_serves_most_problems_joins_first():
 
 @pytest.mark.parametrize(("room", "configs"), [(64, [NARROW, WIDE]), (1, [NARROW])])
 def test_the_exact_table_names_a_config_that_joined(room, configs, monkeypatch):
-    monkeypatch.setattr(export, "MAX_CONFIGS", room)
+    monkeypatch.setattr(exact_table, "MAX_CONFIGS", room)
     data = make_data()
     data.search, data.oracle = data.log_ratio, np.array([0])
-    assert export.choose_exact(data, [NARROW]) == (configs, {MASKED: len(configs) - 1})
+    assert exact_table.choose_exact(data, [NARROW]) == (configs, {MASKED: len(configs) - 1})
 
 
 def test_uneven_groups_have_no_more_rows_than_there_is_room_for():
