@@ -196,6 +196,19 @@ DEFECTS: Defects = {
         (".query(logs, p=np.inf)", ".query(logs, p=1)"),
         ("return Split(held_out, ~find_near(problems, held_out))", "return Split(held_out, ~held_out)"),
     ],
+    ("tuner/ship/steady.py", "tests/cpu/tuner/ship/test_steady.py"): [
+        ("[best])[0] < (1.0 - UNEVEN_GAIN) *", "[best])[0] <"),
+        ("and min(others) < (1.0 - UNEVEN_GAIN) * own", "and min(others) < own"),
+        ("(-served[column], column)", "(served[column], column)"),
+        ("(data.state[row, columns] == CONFIRMED) & ", ""),
+    ],
+    ("tuner/ship/exact_table.py", "tests/cpu/tuner/ship/test_steady.py tests/cpu/tuner/ship/test_export.py"): [
+        ("choose_steady_extra(data, chosen, columns, EXACT_GAIN_LOG, room)", "[]"),
+        ("room = MAX_CONFIGS - len(columns)", "room = MAX_CONFIGS"),
+    ],
+    ("tuner/learn/inspection.py", "tests/cpu/tuner/test_grouped_tuning.py"): [
+        ("max(of_problem[key], workload.count_stored_draws(block.workload))", "4"),
+    ],
     ("tuner/learn/validate.py", "tests/cpu/tuner/learn/test_evaluate.py"): [
         ('if fold.split == "family" else ~fold', 'if fold.split == "none" else ~fold'),
     ],

@@ -7,7 +7,7 @@ import pytest
 
 from deep_gemm import _C
 from tuner.learn.dataset import CONFIRMED, SEARCHED
-from tuner.ship import exact_table
+from tuner.ship import exact_table, steady
 from tuner.ship.steady import UNEVEN_GAIN, choose_steady_extra, make_uneven, prefer_steady
 
 DEVICE = _C.Device.known("h100")
@@ -79,6 +79,23 @@ def test_the_config_that_serves_most_problems_joins_first():
     chosen = np.zeros(3, int)
     assert choose_steady_extra(data, chosen, np.array([0]), SLACK, 9).tolist() == [wide, 2]
     assert choose_steady_extra(data, chosen, np.array([0]), SLACK, 1).tolist() == [wide]
+
+
+@pytest.mark.parametrize(("wide_us", "is_chosen"), [(91.0, False), (89.0, True)])
+def test_a_tie_must_gain_a_tenth(wide_us, is_chosen, monkeypatch):
+    times = {0: 100.0, 1: wide_us}
+    monkeypatch.setattr(steady, "estimate_uneven", lambda data, row, columns: [times[one] for one in columns])
+    assert (choose() == WIDE) == is_chosen
+
+
+@pytest.mark.parametrize(("best_us", "extra"), [(78.0, []), (76.0, [2])])
+def test_what_joins_must_gain_a_tenth_over_what_the_table_has(best_us, extra, monkeypatch):
+    times = {0: 100.0, 1: 85.0, 2: best_us}
+    monkeypatch.setattr(steady, "estimate_uneven", lambda data, row, columns: [times[one] for one in columns])
+    data = make_data()
+    data.configs = [NARROW, WIDE, _C.Config(32, 128, 10, swap_ab=1)]
+    data.log_ratio, data.state = np.zeros((1, 3)), np.full((1, 3), CONFIRMED)
+    assert choose_steady_extra(data, np.array([0]), np.array([0, 1]), SLACK, 9).tolist() == extra
 
 
 @pytest.mark.parametrize(("room", "configs"), [(64, [NARROW, WIDE]), (1, [NARROW])])
