@@ -34,7 +34,7 @@ COMMANDS = {
     "models": "List, show, verify, compare and remove selector artefacts.",
     "cache": "List and clear the compiled kernels on disk.",
     "doctor": "Check GPU, driver, compiler, cache, database and selector. Exits with 1 where something is wrong.",
-    "db": "Create, upgrade, check, audit, publish, merge and show tuning databases.",
+    "db": "Create, upgrade, check, audit, merge and show tuning databases, and make snapshots to publish.",
 }
 #: How a config is printed, for the help of every command that prints one.
 NOTATION = (

@@ -1,4 +1,4 @@
-"""python -m tuner db: create, upgrade, check, audit, publish, merge, export, count and show tuning databases."""
+"""python -m tuner db: create, upgrade, check, audit, merge, export, count and show tuning databases, and snapshots."""
 
 import json
 import textwrap
@@ -48,7 +48,10 @@ AUDIT_HEADINGS = ("problem", "config", "behind the best", "expected", "says the"
 app = typer.Typer(
     name="db",
     no_args_is_help=True,
-    help="Create, upgrade, check, audit, publish, merge and show tuning databases. Example: python -m tuner db stats",
+    help=(
+        "Create, upgrade, check, audit, merge and show tuning databases, and make snapshots to publish."
+        " Example: python -m tuner db stats"
+    ),
 )
 
 

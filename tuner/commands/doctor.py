@@ -22,7 +22,8 @@ def register(app) -> None:
 def doctor(as_json: bool = typer.Option(False, "--json", help="Print the result as JSON.")) -> None:
     """Check GPU, driver, compiler, cache, database and selector. Exits with 1 where something is wrong.
 
-    Works without a GPU, which is no fault: calls on CPU tensors and all commands but `sweep` do without.
+    Works without a GPU, which is no fault: calls on CPU tensors do without, and so do all commands that measure
+    nothing.
 
     Example: python -m tuner doctor
     """

@@ -10,6 +10,7 @@ import typer
 from deep_gemm import environment
 from deep_gemm.errors import DeepGemmError
 from tuner import errors
+from tuner.commands.options import check_folder
 from tuner.commands.tables import format_table, print_gates
 from tuner.problems.fields import OP_NAMES
 
@@ -47,6 +48,7 @@ def export(
 
     if out and install:
         raise errors.UsageError("--out and --install: give one of them")
+    check_folder("--out", out)
     folder = choose_folder(training, device)
     trained = [load_with_data(part, database) for part in find_folders(folder, op)]
     if install:
@@ -96,7 +98,8 @@ def read_kept(path: Path) -> tuple[bytes, str]:
         card = path.with_suffix(".md")
         return content, card.read_text(encoding="utf-8") if card.exists() else ""
     except (OSError, UnicodeDecodeError, DeepGemmError) as error:
-        raise errors.UsageError(f"--keep {path}: {error}") from error
+        fault = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else error
+        raise errors.UsageError(f"--keep {path}: {fault}; name an artefact (.dgsel)") from error
 
 
 def check_kept(made, base: bytes | None, keep: Path, install: bool) -> None:

@@ -1,6 +1,10 @@
 """Options that several commands share."""
 
+from pathlib import Path
+
 import typer
+
+from tuner import errors
 
 RECORD_DB = typer.Option("", "--db", help="Database to record in. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db.")
 READ_DB = typer.Option(
@@ -22,3 +26,17 @@ ENERGY = typer.Option(
         " right: all. About a second each."
     ),
 )
+
+
+def check_folder(flag: str, path: Path | None) -> Path | None:
+    """Return a folder to write into, which may be missing. Raises: UsageError where something else has its name."""
+    if path is not None and path.exists() and not path.is_dir():
+        raise errors.UsageError(f"{flag} {path}: is a file; name a folder")
+    return path
+
+
+def check_file(flag: str, path: Path) -> Path:
+    """Return a file to write, which may be missing. Raises: UsageError where a folder has its name."""
+    if path.is_dir():
+        raise errors.UsageError(f"{flag} {path}: is a folder; name a file in it")
+    return path

@@ -60,11 +60,13 @@ def refine(
     failed = {str(problem): reason for problem, reason in summary["failed"].items()}
     installed = [install_best(problem, target, folder) for problem in problems if str(problem) not in failed]
     report = {"problems": len(problems), "failed": failed, "installed": installed}
-    print(json.dumps(report, indent=1, sort_keys=True) if as_json else describe(report))
+    print(
+        json.dumps(report, indent=1, sort_keys=True) if as_json else describe(report, "written" if out else "installed")
+    )
 
 
-def describe(report: dict) -> str:
-    """Return what was installed, a line for each problem, and what failed."""
+def describe(report: dict, verb: str) -> str:
+    """Return what was installed, or only written, a line for each problem, and what failed."""
     rows = [
         (one["problem"], one["name"], "as before" if one["name"] == one["before"] else f"before {one['before']}")
         for one in report["installed"]
@@ -72,5 +74,5 @@ def describe(report: dict) -> str:
     lines = [format_table(("problem", "config", ""), rows)] if rows else []
     lines += [f"not measured: {problem}: {reason}" for problem, reason in report["failed"].items()]
     changed = sum(one["name"] != one["before"] for one in report["installed"])
-    lines.append(f"{len(rows)} of {report['problems']} problems installed, {changed} with another config than before")
+    lines.append(f"{len(rows)} of {report['problems']} problems {verb}, {changed} with another config than before")
     return "\n".join([*lines, *dict.fromkeys(f"written: {one['artifact']}" for one in report["installed"])])

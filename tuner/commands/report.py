@@ -38,6 +38,7 @@ def report(
     from tuner.report.page import make_page
 
     import_matplotlib()
+    shared_options.check_file("--out", out)
     with open_database(database, device) as store:
         known = find_device(store, device)
         ops = [collect_op(store, known, name) for name in find_ops(store, known.sku, op)]
@@ -47,7 +48,7 @@ def report(
     facts = {"sku": known.sku, "name": known.name, "database": name, "version": __version__, "ops": ops}
     page = make_page(facts | read_benchmarks(known.sku) | {"regressions": regressions})
     write_whole(out, page.encode("utf-8"))
-    print(f"{out}: {len(page.encode()) / 1e6:.1f} MB, {len(ops)} op kinds of {known.sku}")
+    print(f"{out}: {len(page.encode()) / 1e6:.1f} MB, {len(ops)} op kinds of {known.sku} in {name}")
 
 
 def read_benchmarks(sku: str) -> dict[str, list[dict]]:

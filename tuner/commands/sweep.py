@@ -25,7 +25,8 @@ MAX_EXAMPLES = 8
 LINE_INTERVAL_S = 15.0
 PRESET_HELP = (
     "Problems to measure: default, bf16, wgrad, row_major, drawn, dense (all five), drawn_log, grouped, drawn_grouped,"
-    " batched, attention, wide (for --space wide), portfolio_dense, portfolio_grouped or demo."
+    " batched, attention, wide (for --space wide), portfolio, portfolio_bf16, portfolio_random, portfolio_variants,"
+    " portfolio_dense (these four), portfolio_grouped or demo. Default: default."
 )
 SPACE_HELP = (
     "default (at most 176 configs per problem), loops (those, each with the knobs of the main loop that the heuristic"
@@ -63,7 +64,7 @@ def register(app) -> None:
 
 
 def sweep(
-    preset: str = typer.Option("default", help=PRESET_HELP),
+    preset: str = typer.Option("", help=PRESET_HELP),
     shapes_file: Path = typer.Option(None, "--shapes", help="JSON file with the problems, instead of a preset."),
     configs_file: Path = typer.Option(None, "--configs", help="JSON file with the configs, instead of a space."),
     space: str = typer.Option("default", help=SPACE_HELP),
@@ -105,6 +106,9 @@ def sweep(
     from tuner.search.candidates import SweepOptions
     from tuner.search.energy import parse_count
 
+    if preset and shapes_file:
+        raise errors.UsageError(f"--preset {preset}: cannot be combined with --shapes {shapes_file}; drop one")
+    preset = preset or "default"
     check_choices(workload, space, backend, effort, study_storage)
     check_space(space, bool(configs_file or portfolio_size))
     problems, part = load_problems(preset, shapes_file), shapes.parse_shard(shard)
@@ -133,11 +137,10 @@ def sweep(
         energy=parse_count(energy),
         argv=sys.argv[1:],
     )
+    if not options.problems:
+        print(f"--shard {shard}: holds none of the {len(problems)} problems", file=sys.stderr)
     summary = (dry_summary if dry_run else measure)(options, portfolio_from or options.database, portfolio_size)
-    if dry_run and not as_json:
-        print_plan(summary)
-    else:
-        print_summary(summary, as_json)
+    print_plan(summary) if dry_run and not as_json else print_summary(summary, as_json)
 
 
 def check_choices(workload: str, space: str, backend: str, effort: str, storage: str) -> None:
@@ -184,8 +187,12 @@ def load_configs(path: Path) -> list:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         rows = document if isinstance(document, list) else document.get("configs") or document["portfolio"]
+        if not rows:
+            raise ValueError("it is empty")
         return list(dict.fromkeys(_C.Config.from_json(json.dumps(row)) for row in rows))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, DeepGemmError) as error:
+    except OSError as error:
+        raise errors.UsageError(f"--configs {path}: cannot be read ({error.strerror}); name a JSON file") from error
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError, DeepGemmError) as error:
         raise errors.UsageError(f"--configs {path}: not a list of configs ({type(error).__name__}: {error})") from error
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import typer
 
 from tuner import errors
+from tuner.commands.options import check_folder
+from tuner.credentials import hide_credentials
 from tuner.learn.settings import LEAVES, RATE, TREES
 from tuner.problems.fields import OP_NAMES
 
@@ -56,6 +58,7 @@ def train(
     from tuner.learn.learner import Settings
     from tuner.learn.portfolio import SIZES, describe_portfolios
 
+    check_folder("--out", out)
     if kernel_hash and not op:
         raise errors.UsageError("--kernel-hash: every op kind has its own; name one with --op")
     sizes = (portfolio_size,) if portfolio_size else SIZES
@@ -78,7 +81,7 @@ def train(
         data.identity.op: training.save(folder / data.identity.op, data, learned, own, source).to_json()
         for data, own, learned in fitted
     }
-    print_records(folder, records, as_json)
+    print_records(folder, source, records, as_json)
 
 
 def load_tables(database: str, device: str, op: str, identity: dict) -> tuple[list, str]:
@@ -105,11 +108,12 @@ def print_portfolios(found: dict, as_json: bool) -> None:
             print(f"  {json.dumps(config)}{'' if config in entry['portfolio'] else '  (folds only)'}")
 
 
-def print_records(folder: Path, records: dict, as_json: bool) -> None:
+def print_records(folder: Path, source: str, records: dict, as_json: bool) -> None:
     """Print what was trained, as JSON or as one line per fact."""
     if as_json:
         print(json.dumps({"folder": str(folder), "ops": records}, indent=1, sort_keys=True))
         return
+    print(f"measurements of {hide_credentials(source)}")
     for op, record in records.items():
         print_record(op, record)
     print(f"written: {folder}; next: python -m tuner evaluate --training {folder}")

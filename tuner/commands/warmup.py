@@ -36,7 +36,7 @@ def warmup(
     from deep_gemm.errors import CacheError, DeepGemmError, DeviceError
     from tuner.problems.shapes import load_file
 
-    problems, rows = load_file(shapes_file), parse_rows(m)
+    problems, rows = load_file(shapes_file, "SHAPES"), parse_rows(m)
     try:
         report = deep_gemm.warmup(problems, rows, device=device or None, any_size=any_size, cores=cores)
     except DeviceError as error:

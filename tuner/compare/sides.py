@@ -1,7 +1,7 @@
 """Which rows of which database a side of a comparison is.
 
     DATABASE           the rows of the newest kernel hash of each op kind
-    DATABASE@HASH      those of a kernel hash, by its first digits
+    DATABASE@HASH      those of a kernel hash, by its first digits (of a URL at least eight)
     DATABASE@sweep:ID  those of one sweep, by its id in the file or the first digits of its uid
     DATABASE@driver:V  those measured with a driver whose version begins with V
     DATABASE@previous  those of the newest kernel hash but one
@@ -10,6 +10,7 @@ DATABASE is a file or a URL; without one it is the database that every reading c
 """
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 from tuner import errors
@@ -17,7 +18,9 @@ from tuner.compare.recorded import Side
 from tuner.credentials import hide_credentials
 from tuner.db import origins
 
-WHICH = re.compile(r"[0-9a-f]{8,64}|sweep:[0-9a-f]+|driver:[0-9.]+|previous")
+WHICH = re.compile(r"[0-9a-fA-F]{8,64}|sweep:[0-9a-f]+|driver:[0-9.]+|previous")
+#: Few digits, which may be the host of a URL.
+DIGITS = re.compile(r"[0-9a-fA-F]{1,64}")
 
 
 class Named(NamedTuple):
@@ -32,9 +35,12 @@ class Named(NamedTuple):
 
 
 def read_name(text: str) -> Named:
-    """Return the side that a text names; a URL may have an @ of its own."""
+    """Return the side that a text names; a URL may have an @ of its own, and so may the name of a file."""
     database, has_which, which = text.rpartition("@")
-    return Named(database, which) if has_which and WHICH.fullmatch(which) else Named(text)
+    if not has_which or ("://" not in text and Path(text).exists()):
+        return Named(text)
+    is_which = WHICH.fullmatch(which) or ("://" not in text and DIGITS.fullmatch(which))
+    return Named(database, which.lower()) if is_which else Named(text)
 
 
 def load_side(store, sku: str, op: str, which: str) -> Side:
@@ -69,6 +75,11 @@ def find_hash(store, sku: str, op: str, which: str) -> str | None:
     found = [one for one in hashes if one.startswith(which)]
     if not found:
         raise errors.InconclusiveError(f"{store.target}: has no rows of {op} with kernel hash {which}")
+    if len(found) > 1:
+        raise errors.UsageError(
+            f"{store.target}@{which}: {len(found)} kernel hashes of {op} begin so"
+            f" ({', '.join(one[:12] for one in found)}); give more digits"
+        )
     return found[0]
 
 

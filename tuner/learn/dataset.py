@@ -130,14 +130,25 @@ def load_dataset(
     """
     device = find_device(store, sku)
     store.check_blocks()
-    kernel_hash = kernel_hash or store.newest_kernel_hash(op, device.sku)
+    asked, kernel_hash = kernel_hash, kernel_hash or store.newest_kernel_hash(op, device.sku)
     identity = choose_identity(store, device.sku, op, kernel_hash, compiler, regime) if kernel_hash else None
     if identity is None:
+        check_filters(store, device.sku, op, kernel_hash=asked, compiler=compiler, regime=regime)
         raise errors.InconclusiveError(
             f"no measurements of {op} on {device.sku}: run `python -m tuner sweep` there first, or name another --db or"
             " --device"
         )
     return arrange(lambda statuses: load_parts(store, identity, statuses), identity, device)
+
+
+def check_filters(store, sku: str, op: str, **asked: str | None) -> None:
+    """Raise UsageError for an identity that is asked for and that no row has, though there are rows."""
+    known = [block.identity for block in store.load_summaries(sku, op) if is_own(block.regime)]
+    for name, value in asked.items():
+        there = sorted({getattr(identity, name) for identity in known})
+        if value and there and value not in there:
+            flag = "--" + name.replace("_", "-")
+            raise errors.UsageError(f"{flag} {value}: no rows of {op} on {sku} have it; use one of {', '.join(there)}")
 
 
 def choose_identity(

@@ -16,13 +16,25 @@ def open_database(database: str, device: str = "") -> Store:
     """Open a database for reading.
 
     It is the one named, else the user's own if that holds measurements, else the recorded snapshot (find_recorded).
-    Raises: UsageError, StoreError, IntegrityError.
+    Raises: UsageError, also where DG_TUNER_DB names a file that is not there; StoreError, IntegrityError.
     """
+    if not database:
+        check_named()
     target = database or environment.tuner_database()
     recorded, is_url = find_recorded(device), "://" in target
     if not database and not is_url and recorded.exists() and not holds_measurements(Path(target)):
         return Store.open(recorded, mode="immutable")
     return Store.open(target, mode="immutable" if is_recorded(target) else "ro")
+
+
+def check_named() -> None:
+    """Raise UsageError where DG_TUNER_DB names a file that is not there: nothing else is read in its place."""
+    named = environment.get_string("DG_TUNER_DB")
+    if named and "://" not in named and not Path(named).exists():
+        raise errors.UsageError(
+            f"DG_TUNER_DB = {named}: no such file; correct it, or unset it to read ~/.deep_gemm/tuning.db or the"
+            " recorded snapshot (`sweep` and `db init` create it)"
+        )
 
 
 def find_recorded(device: str = "") -> Path:

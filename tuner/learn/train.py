@@ -74,8 +74,11 @@ def find_folders(folder: Path, op: str = "") -> list[Path]:
     """
     found = [folder / name for name in OPS if op in ("", name) and (folder / name / TRAINING).is_file()]
     if not found:
+        if op not in ("", *OPS):
+            raise errors.UsageError(f"--op {op}: must be one of {', '.join(OPS)}")
+        out = "" if folder.parent == default_folder("") or folder == default_folder("") else f" --out {folder}"
         raise errors.UsageError(
-            f"--training {folder}: no {op or '<op>'}/{TRAINING} there; run `python -m tuner train --out {folder}` first"
+            f"--training {folder}: no {op or '<op>'}/{TRAINING} there; run `python -m tuner train{out}` first"
         )
     return found
 

@@ -29,11 +29,16 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import OP_KINDS, PROBLEM_FIELDS
 from tuner import errors
-from tuner.problems.fields import MAJORS, OPS, get_weight_shape, get_work
+from tuner.problems.fields import MAJORS, OPS, get_weight_shape, get_work, read_op_name
 
 PRESET_DIR = Path(__file__).parents[1] / "presets"
 #: The model of a shape that is in no preset.
 OTHER_MODEL = "other"
+#: The fields that every problem of a shape file has.
+SIZES = ("m", "n", "k")
+REMEDY = (
+    'a shape file has lines such as {"op": "fp8_gemm", "m": 64, "n": 2112, "k": 7168}, or is as docs/tuning.md says'
+)
 #: Rows that each masked group has room for, unless a preset says otherwise.
 MAX_M = 4096
 
@@ -60,17 +65,25 @@ def read_preset(name: str) -> list[dict]:
     )
 
 
-def load_file(path: Path) -> list:
-    """Return the problems of a shape file without repeats. Raises: UsageError naming the file and the fault."""
+def load_file(path: Path, flag: str = "--shapes") -> list:
+    """Return the problems of a shape file without repeats.
+
+    Raises: UsageError naming the option or argument that the file came by, the file and the fault.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         return expand(parse_document(text))
     except (OSError, UnicodeDecodeError) as error:
-        raise errors.UsageError(f"--shapes {path}: cannot be read ({error})") from error
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, DeepGemmError) as error:
         raise errors.UsageError(
-            f"--shapes {path}: not a shape file ({type(error).__name__}: {error}); see tuner/problems/shapes.py for the"
-            " format"
+            f"{flag} {path}: cannot be read ({getattr(error, 'strerror', None) or error}); name a shape file"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise errors.UsageError(f"{flag} {path}: not JSON ({error}); {REMEDY}") from error
+    except (ValueError, DeepGemmError) as error:
+        raise errors.UsageError(f"{flag} {path}: {error}; {REMEDY}") from error
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise errors.UsageError(
+            f"{flag} {path}: not a shape file ({type(error).__name__}: {error}); {REMEDY}"
         ) from error
 
 
@@ -90,7 +103,7 @@ def parse_document(text: str) -> dict:
 def expand(document: dict | list) -> list:
     """Return the problems of a preset's or shape file's document, in order, without repeats."""
     rows = document if isinstance(document, list) else document.get("problems", [])
-    problems = [make_problem(row) for row in rows]
+    problems = [make_problem(row, f"problem {number}") for number, row in enumerate(rows, 1)]
     for group in document.get("groups", []) if isinstance(document, dict) else []:
         problems += expand_group(group)
     if not problems:
@@ -134,12 +147,32 @@ def make_sizes(op: str, group: dict, shape: dict) -> list[dict]:
     return found
 
 
-def make_problem(row: dict):
-    """Return the problem of one {"m", "n", "k", ...} object."""
+def make_problem(row: dict, place: str):
+    """Return the problem of one {"m", "n", "k", ...} object. Raises: ValueError with its place, or DeepGemmError."""
+    if not isinstance(row, dict):
+        raise ValueError(f"{place} is {json.dumps(row)[:60]}: must be an object")
     fields = dict(row.get("fields", row))
-    return _C.Problem(
-        fields.pop("op", row.get("op", OPS[0])), fields.pop("m"), fields.pop("n"), fields.pop("k"), **fields
-    )
+    op = fields.pop("op", row.get("op", OPS[0]))
+    if op not in OP_KINDS:
+        raise ValueError(f"{place}: op = {op!r} is no op kind; use {suggest_op(op)}")
+    if unknown := sorted(fields.keys() - PROBLEM_FIELDS.keys()):
+        raise ValueError(
+            f"{place}: unknown field {', '.join(unknown)}; those of a problem are {', '.join(PROBLEM_FIELDS)}"
+        )
+    if missing := [name for name in SIZES if name not in fields]:
+        raise ValueError(f"{place}: lacks {', '.join(missing)}")
+    try:
+        return _C.Problem(op, *(fields.pop(name) for name in SIZES), **fields)
+    except DeepGemmError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def suggest_op(name: object) -> str:
+    """Return what may stand in the place of a name that is no op kind: where it is a function's, its op kind."""
+    try:
+        return read_op_name(name)[0] if isinstance(name, str) else ", ".join(OPS)
+    except KeyError:
+        return f"one of {', '.join(OPS)}"
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import torch
 
 from deep_gemm import _C, environment, selection
 from deep_gemm._version import __version__
-from deep_gemm.errors import DeepGemmError
+from deep_gemm.errors import CacheError, DeepGemmError
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit import cache_contents
 from deep_gemm.jit.cache import get_disk_cache
@@ -17,7 +17,7 @@ from deep_gemm.jit.compile import get_toolchain
 from tuner import errors
 from tuner.credentials import hide_credentials
 from tuner.db import Store
-from tuner.learn.sources import RECORDED_SKU, device_at_hand, known_device
+from tuner.learn.sources import RECORDED_SKU, check_named, device_at_hand, known_device
 
 #: How a part is: as needed, not there although nothing is wrong with that, or to be mended.
 OK, ABSENT, FAULT = "ok", "-", "FAULT"
@@ -123,7 +123,7 @@ def check_compiler() -> Finding:
 
 
 def check_cache() -> Finding:
-    """Return where compiled kernels are kept, and how many there are."""
+    """Return where compiled kernels are kept, and how many there are; a folder that is missing is made."""
     folder = get_disk_cache().path
     if folder is None:
         return Finding(
@@ -133,7 +133,10 @@ def check_cache() -> Finding:
     if not folder.is_absolute():
         return Finding("cache", FAULT, f"{folder}: not an absolute path, kernels are kept in memory only", remedy)
     try:
+        get_disk_cache().check()
         files = cache_contents.list_files(get_disk_cache(), cache_contents.ENTRY)
+    except CacheError as error:
+        return replace(split("cache", error), remedy=remedy)
     except OSError as error:
         return Finding("cache", FAULT, f"{folder}: {error.strerror or error}", remedy)
     size = sum(status.st_size for _, status in files)
@@ -147,6 +150,8 @@ def check_selector() -> Finding:
     if loaded.selector is None:
         state = FAULT if loaded.refusal else ABSENT
         remedy = "export a selector again, or remove the file" if loaded.refusal else ""
+        if loaded.refusal and environment.get_string("DG_SELECTOR"):
+            remedy = "correct DG_SELECTOR, or unset it"
         return Finding("selector", state, loaded.reason, remedy)
     known = loaded.selector.metadata["ops"]
     return Finding("selector", OK, f"{loaded.file}, {len(known)} of {len(OP_KINDS)} op kinds, for {device.sku}")
@@ -167,6 +172,10 @@ def check_choice() -> Finding:
 def check_database() -> Finding:
     """Return the user's own database, if there is one."""
     target = environment.tuner_database()
+    try:
+        check_named()
+    except errors.UsageError as error:
+        return split("database", error)
     if "://" not in target and not Path(target).exists():
         return Finding("database", ABSENT, f"{target}: no such file; reading commands take the recorded snapshot")
     try:

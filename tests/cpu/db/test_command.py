@@ -63,10 +63,18 @@ def test_a_mistyped_path_creates_no_folders(run, tmp_path):
 
 @pytest.mark.parametrize("command", ["stats", "check"])
 def test_reading_without_an_own_database_reads_the_recorded_one(run, tmp_path, monkeypatch, database, command):
-    monkeypatch.setenv("DG_TUNER_DB", str(tmp_path / "none.db"))
+    monkeypatch.delenv("DG_TUNER_DB", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sources, "snapshot_path", lambda sku: database)
     code, out, _ = run(command)
     assert code == 0 and out.startswith(str(database))
+
+
+@pytest.mark.parametrize("command", ["stats", "check"])
+def test_a_named_database_that_is_not_there_is_not_replaced_by_the_recording(run, tmp_path, monkeypatch, command):
+    monkeypatch.setenv("DG_TUNER_DB", str(tmp_path / "typo.db"))
+    code, out, err = run(command)
+    assert code == errors.EXIT_USAGE and "DG_TUNER_DB" in err and "typo.db: no such file" in err and not out
 
 
 def test_the_recording_is_that_of_the_gpu_named_or_at_hand(tmp_path, monkeypatch):
@@ -80,7 +88,8 @@ def test_the_recording_is_that_of_the_gpu_named_or_at_hand(tmp_path, monkeypatch
 
 
 def test_a_gpu_model_names_the_recording_and_its_rows(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("DG_TUNER_DB", str(tmp_path / "none.db"))
+    monkeypatch.delenv("DG_TUNER_DB", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     code, out, _ = run("stats", "--device", "h100")
     assert code == 0 and "h100-80gb-hbm3-sm132.db" in out and "nvidia-h200" not in out
     assert run("check", "--device", "h100")[0] == 0

@@ -1,6 +1,8 @@
 """`baseline`: what `compare` and `inspect` use where nothing else is named; `compare` within one database."""
 
+import contextlib
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +10,7 @@ from deep_gemm import _C
 from tests.fakes import databases
 from tests.fakes.databases import SKU
 from tuner import cli, errors
-from tuner.compare import baselines, blocks
+from tuner.compare import baselines, blocks, sides
 from tuner.compare.sides import Named, read_name
 from tuner.db import Store
 
@@ -105,7 +107,25 @@ def test_a_damaged_file_is_refused(own_folder, capsys, text):
         ("postgresql+psycopg://user@host/base", Named("postgresql+psycopg://user@host/base")),
         ("a.db@sweep:12", Named("a.db", "sweep:12")),
         ("odd@name.db", Named("odd@name.db")),
+        ("a.db@3fd", Named("a.db", "3fd")),
+        ("a.db@3FD8A380", Named("a.db", "3fd8a380")),
+        ("postgresql+psycopg://user@db", Named("postgresql+psycopg://user@db")),
     ],
 )
 def test_names(text, named):
     assert read_name(text) == named
+
+
+def test_a_file_with_such_a_name_is_a_database(tmp_path):
+    (tmp_path / "a@3fd8a380").touch()
+    assert read_name(f"{tmp_path}/a@3fd8a380") == Named(f"{tmp_path}/a@3fd8a380")
+
+
+def test_digits_that_several_kernel_hashes_begin_with_are_refused(monkeypatch):
+    monkeypatch.setattr(sides.origins, "list_kernel_hashes", lambda connection, op, sku: ["ab1", "ab2", "c"])
+    store = SimpleNamespace(reading=contextlib.nullcontext, target="a.db")
+    assert sides.find_hash(store, "sku", "fp8_gemm", "ab2") == "ab2"
+    with pytest.raises(
+        errors.UsageError, match=r"a.db@ab: 2 kernel hashes of fp8_gemm begin so \(ab1, ab2\); give more"
+    ):
+        sides.find_hash(store, "sku", "fp8_gemm", "ab")

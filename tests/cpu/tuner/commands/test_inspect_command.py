@@ -150,7 +150,8 @@ def test_wrong_arguments(database, capsys, arguments, code):
 def test_without_any_database_the_recorded_snapshot_is_read(tmp_path, monkeypatch):
     from tuner.learn import sources
 
-    monkeypatch.setenv("DG_TUNER_DB", str(tmp_path / "none.db"))
+    monkeypatch.delenv("DG_TUNER_DB", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sources, "snapshot_path", lambda sku: synthetic.make_small_database())
     with sources.open_database("") as store:
         assert store.mode == "immutable" and sources.find_device(store, "") == _C.Device.known(SKU)

@@ -112,6 +112,27 @@ def test_a_cache_folder_that_is_not_used_is_a_fault(capsys, monkeypatch):
     assert found["state"] == "FAULT" and "absolute" in found["found"] and "DG_JIT_CACHE_DIR" in found["remedy"]
 
 
+@pytest.mark.parametrize("name", ["afile", "afile/below"])
+def test_a_cache_below_a_file_is_a_fault(capsys, monkeypatch, tmp_path, name):
+    (tmp_path / "afile").touch()
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / name))
+    found = diagnose(capsys)["cache"]
+    assert found["state"] == "FAULT" and "Not a directory" in found["found"] and "DG_JIT_CACHE_DIR" in found["remedy"]
+
+
+def test_a_named_selector_that_is_not_there_is_corrected_by_its_variable(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("DG_SELECTOR", str(tmp_path / "none.dgsel"))
+    selection.forget_selectors()
+    found = diagnose(capsys)["selector"]
+    assert found["state"] == "FAULT" and found["remedy"] == "correct DG_SELECTOR, or unset it"
+
+
+def test_a_named_database_that_is_not_there_is_a_fault(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("DG_TUNER_DB", str(tmp_path / "none.db"))
+    found = diagnose(capsys)["database"]
+    assert found["state"] == "FAULT" and "none.db: no such file" in found["found"] and "unset it" in found["remedy"]
+
+
 def test_a_misspelt_variable_is_a_fault(capsys, monkeypatch):
     monkeypatch.setenv("DG_SELECTER", "analytic")
     found = diagnose(capsys)["variables"]

@@ -70,7 +70,7 @@ def test_text_has_a_line_for_each_shape(capsys, tmp_path):
     assert refine(tmp_path, "--best", 1) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 + len(PROBLEMS) + 1 and max(map(len, lines[:-1])) <= 120
-    assert lines[-2].startswith("3 of 3 problems installed") and lines[-1].startswith("written: ")
+    assert lines[-2].startswith("3 of 3 problems written") and lines[-1].startswith("written: ")
 
 
 @pytest.mark.parametrize("arguments", [("--best", 0), ("--effort", "x"), ("--backend", "x")])

@@ -102,6 +102,11 @@ def test_a_browser_shows_it_without_errors_or_scrolling(page, tmp_path, width):
     assert all(0.5 * PHONE < wide <= width and high > 60 for wide, high in found["pictures"])
 
 
+def test_a_folder_is_no_page(page, tmp_path, capsys):
+    assert cli.run(["report", "--db", str(page.with_name("tuning.db")), "--out", str(tmp_path)]) == errors.EXIT_USAGE
+    assert capsys.readouterr().err.endswith("is a folder; name a file in it\n")
+
+
 def test_an_op_kind_without_rows_is_inconclusive(page, tmp_path, capsys):
     database = str(page.with_name("tuning.db"))
     arguments = ["report", "--db", database, "--op", "bf16_gemm", "--out", str(tmp_path / "a.html")]

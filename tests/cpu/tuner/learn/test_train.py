@@ -329,6 +329,23 @@ def test_the_command_prints_a_portfolio_that_a_sweep_reads(tmp_path, capsys):
     assert len(load_configs(tmp_path / "portfolio.json")) == len(json.loads(text)["configs"]) >= 8
 
 
+def test_a_file_is_no_training_folder(tmp_path, capsys):
+    (tmp_path / "afile").touch()
+    assert cli.run(["train", "--db", str(synthetic.make_small_database()), "--out", str(tmp_path / "afile")]) == 2
+    assert capsys.readouterr().err.endswith("afile: is a file; name a folder\n")
+
+
+@pytest.mark.parametrize(("below", "out"), [("", ""), ("nvidia-h200-sm132", ""), (None, " --out {folder}")])
+def test_what_is_not_trained_yet_is_said_with_the_command_that_does(tmp_path, monkeypatch, below, out):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "elsewhere" if below is None else train.default_folder(below)
+    with pytest.raises(errors.UsageError) as raised:
+        train.find_folders(folder)
+    assert str(raised.value).endswith(f"run `python -m tuner train{out.format(folder=folder)}` first")
+    with pytest.raises(errors.UsageError, match="--op nope: must be one of fp8_gemm, "):
+        train.find_folders(folder, "nope")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -336,7 +353,9 @@ def test_the_command_prints_a_portfolio_that_a_sweep_reads(tmp_path, capsys):
         (["--trees", "0"], 2),
         (["--device", "h100"], 3),
         (["--kernel-hash", "00"], 2),
-        (["--op", "fp8_gemm", "--kernel-hash", "00"], 3),
+        (["--op", "fp8_gemm", "--kernel-hash", "00"], 2),
+        (["--regime", "foo"], 2),
+        (["--compiler", "gcc"], 2),
         (["--op", "bf16_gemm"], 3),
         (["--op", "gemm"], 2),
     ],

@@ -298,6 +298,28 @@ def test_bad_shape_files_are_usage_errors(tmp_path, text):
         shapes.load_file(tmp_path / "absent.json")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"problems": [{"m": 1, "n": 64, "kk": 64}]}', "problem 1: unknown field kk; those of a problem are .*k"),
+        ('{"m": 1, "n": 64, "k": 64}\n{"m": 1, "n": 64}', "problem 2: lacks k; a shape file has"),
+        ("[[64, 2112, 7168]]", r"problem 1 is \[64, 2112, 7168\]: must be an object"),
+        (
+            '[{"m": 1, "n": 64, "k": 64, "op": "fp8_gemm_nt"}]',
+            "problem 1: op = 'fp8_gemm_nt' is no op kind; use fp8_gemm;",
+        ),
+        ('[{"m": 1, "n": 64, "k": 64, "op": "nope"}]', "problem 1: op = 'nope' is no op kind; use one of fp8_gemm, "),
+        ('[{"m": 0, "n": 64, "k": 64}]', "problem 1: m = 0: must be"),
+        ("{", "not JSON"),
+    ],
+)
+def test_a_fault_of_a_shape_file_is_named_with_its_place(tmp_path, text, said):
+    (tmp_path / "shapes.json").write_text(text)
+    with pytest.raises(errors.UsageError, match=f"^SHAPES .*shapes.json: {said}") as raised:
+        shapes.load_file(tmp_path / "shapes.json", "SHAPES")
+    assert "a shape file has lines such as" in str(raised.value)
+
+
 def test_unknown_names():
     with pytest.raises(errors.UsageError, match="demo"):
         shapes.load_preset("everything")

@@ -216,6 +216,28 @@ def test_bad_flags_are_usage_errors(tmp_path, capsys, arguments):
     assert arguments[0] in capsys.readouterr().err
 
 
+def test_a_preset_beside_shapes_and_an_empty_list_of_configs_are_refused(tmp_path, capsys):
+    files = {"shapes": '{"m": 1, "n": 64, "k": 128}', "none": "[]"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    arguments = [
+        "sweep",
+        "--backend",
+        "simulated",
+        "--db",
+        str(tmp_path / "a.db"),
+        "--shapes",
+        str(tmp_path / "shapes"),
+    ]
+    assert cli.run([*arguments, "--preset", "demo"]) == 2
+    assert "--preset demo: cannot be combined with --shapes" in capsys.readouterr().err
+    assert cli.run([*arguments, "--configs", str(tmp_path / "none")]) == 2
+    assert "none: not a list of configs (ValueError: it is empty)" in capsys.readouterr().err
+    assert not (tmp_path / "a.db").exists()
+    assert cli.run([*arguments, "--shard", "1/2", "--dry-run"]) == 0
+    assert capsys.readouterr().err == "--shard 1/2: holds none of the 1 problems\n"
+
+
 def test_the_summary_is_short_lines_and_a_table(capsys):
     summary = {
         "database": "tuning.db",
