@@ -51,7 +51,7 @@ def describe(model, is_used: bool) -> dict:
     )
     return {
         "sku": model.sku,
-        "used": "yes" if is_used else "no",
+        "used": "yes" if is_used and not model.fault else "no",
         "place": model.place,
         "created": metadata.get("created", "-"),
         "ops": len(metadata.get("ops", ())),

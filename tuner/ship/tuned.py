@@ -94,7 +94,7 @@ def describe_configs(ranking: Ranking, chosen: _C.Config) -> list[dict]:
             "median_us": row.median_us,
             "ratio": row.ratio,
             "role": ", ".join(
-                role for role, holds in (("installed", row.config == chosen), ("reference", row.is_reference)) if holds
+                role for role, holds in (("chosen", row.config == chosen), ("reference", row.is_reference)) if holds
             ),
         }
         for row in shown

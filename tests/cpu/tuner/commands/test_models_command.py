@@ -51,7 +51,7 @@ def test_list_says_which_file_the_library_uses(folder, run):
 def test_list_shows_a_broken_file_with_its_fault(folder, run):
     (folder / f"{SKU}.dgsel").write_bytes(b"no artefact")
     (entry, *_) = json.loads(run("list", "--json")[1])["models"]
-    assert entry["sku"] == SKU and entry["ops"] == 0 and entry["state"] not in ("", "fits")
+    assert entry["sku"] == SKU and entry["ops"] == 0 and entry["state"] not in ("", "fits") and entry["used"] == "no"
     code, _, err = run("show", "h200")
     assert code == errors.EXIT_INTEGRITY and str(folder) in err and err.count("\n") == 1
 

@@ -89,7 +89,7 @@ def test_text_says_what_was_installed(capsys, tmp_path):
     ]
     assert cli.run([*arguments, "--out", str(tmp_path / "models")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"fp8_gemm m=48 n=512 k=1024 on {SKU}: ") and "installed" in "".join(lines)
+    assert lines[0].startswith(f"fp8_gemm m=48 n=512 k=1024 on {SKU}: ") and "chosen" in "".join(lines)
     assert lines[-1] == f"written: {tmp_path / 'models' / SKU}.dgsel" and max(map(len, lines[1:-1])) <= 100
 
 
