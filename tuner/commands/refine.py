@@ -58,7 +58,7 @@ def refine(
     )
     summary = measure(options, target, 0)
     failed = {str(problem): reason for problem, reason in summary["failed"].items()}
-    installed = [install_best(problem, target, folder) for problem in problems if str(problem) not in failed]
+    installed = [install_best(problem, target, folder, backend) for problem in problems if str(problem) not in failed]
     report = {"problems": len(problems), "failed": failed, "installed": installed}
     print(
         json.dumps(report, indent=1, sort_keys=True) if as_json else describe(report, "written" if out else "installed")

@@ -65,7 +65,7 @@ def tune(
         return
     problem = make_asked_problem(op or OPS[0], **fields)
     sweep_problem(problem, target, effort, device, backend)
-    found = install_best(problem, target, folder)
+    found = install_best(problem, target, folder, backend)
     print(json.dumps(found, indent=1, sort_keys=True) if as_json else describe(found))
 
 

@@ -1,6 +1,6 @@
 """What was measured of one problem: its configs in the order of their times."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from deep_gemm import _C
@@ -71,20 +71,31 @@ class Ranking:
         }
 
 
-def rank(store, problem: _C.Problem, sku: str, kernel_hash: str | None = None) -> Ranking | None:
+def rank(
+    store,
+    problem: _C.Problem,
+    sku: str,
+    kernel_hash: str | None = None,
+    is_wanted: Callable[[BlockRow], bool] = lambda block: True,
+) -> Ranking | None:
     """Return what was measured of `problem` on `sku` in one block; None where there is none.
 
     It is the block that the newest winner comes from, without a winner the newest one. Only within a block are times
     compared, by their ratios to its reference config, in which drift of the clocks cancels. `kernel_hash`: only blocks
-    of these kernels.
+    of these kernels; `is_wanted`: only those blocks.
     """
-    every = store.load_measurements(sku=sku, kernel_hash=kernel_hash, problem_key=problem.key)
+    every = [
+        row
+        for row in store.load_measurements(sku=sku, kernel_hash=kernel_hash, problem_key=problem.key)
+        if is_wanted(row.block)
+    ]
     rows = [row for row in every if is_own(row.block.regime)]
     if not rows:
         return None
-    winners = store.load_best(sku=sku, kernel_hash=kernel_hash, problem_key=problem.key)
-    winner = max(winners, key=lambda one: one.created, default=None)
     blocks = {row.block.block_id: row.block for row in rows}
+    winners = store.load_best(sku=sku, kernel_hash=kernel_hash, problem_key=problem.key)
+    known = (one for one in winners if one.block_id in blocks)
+    winner = max(known, key=lambda one: one.created, default=None)
     shown = blocks[winner.block_id] if winner else max(blocks.values(), key=lambda one: (one.created, one.block_id))
     best: dict[str, MeasurementRow] = {}
     for row in sorted((row for row in rows if row.block.block_id == shown.block_id), key=order):

@@ -8,23 +8,32 @@ from deep_gemm import _C, selection, selector_files
 from deep_gemm.errors import DeepGemmError, ModelError
 from tuner import errors
 from tuner.db import Store
+from tuner.db.rows import BlockRow
 from tuner.learn.ranking import Ranking, rank
 from tuner.learn.sources import recorded_boards
 from tuner.learn.train import write_file
+from tuner.measure import simulated
+from tuner.problems.workload import is_default
 from tuner.ship.exact import add_entry
 
 #: Configs that are shown beside the winner and the heuristic's pick.
 NUM_SHOWN = 5
 
 
-def install_best(problem: _C.Problem, database: str, folder: Path) -> dict:
+def install_best(problem: _C.Problem, database: str, folder: Path, backend: str = "cuda") -> dict:
     """Write `<sku>.dgsel` with the measured best config of `problem` into `folder`; return what was done.
 
+    Only blocks of the default load count, and of times that `backend` takes: a database may have simulated ones, too.
     Raises: InconclusiveError where it was not measured with this package's kernels; IntegrityError, StoreError.
     """
+
+    def is_wanted(block: BlockRow) -> bool:
+        is_simulated = block.regime.startswith(simulated.REGIME)
+        return is_default(block.workload) and is_simulated == (backend == "simulated")
+
     with Store.open(database, "ro") as store:
         boards = recorded_boards(store)
-        found = [rank(store, problem, sku, selection.kernel_hash(problem.op)) for sku in boards]
+        found = [rank(store, problem, sku, selection.kernel_hash(problem.op), is_wanted) for sku in boards]
     ranking = max(filter(None, found), key=lambda one: one.block.created, default=None)
     if ranking is None:
         raise errors.InconclusiveError(f"{problem}: nothing was measured with this package's kernels in {database}")
