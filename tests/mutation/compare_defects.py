@@ -31,6 +31,11 @@ COMPARE_DEFECTS: Defects = {
         ('or verdict == "faster"', "or True"),
         ('("config", "chosen") or len(finding.values) >= MIN_PROBLEMS', "() or True"),
         ("        and age(row) >= newest.get(", "        and age(row) > newest.get("),
+        ("(row.status in BROKEN or is_quarantined(row))", "row.status in BROKEN"),
+        (
+            'return row.status == "skipped" and (row.error or "").startswith(QUARANTINED)',
+            'return row.status == "skipped"',
+        ),
         ('    if report["failing"] or "slower" in verdicts:\n', '    if "slower" in verdicts:\n'),
         ('    if report["problems"] < MIN_PROBLEMS:\n', "    if False:\n"),
     ],

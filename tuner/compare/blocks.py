@@ -13,8 +13,8 @@ MIN_CONFIGS = 3
 #: Kernels faster than this are shown and not judged: the launch is most of their time.
 MIN_US = 4.0
 
-#: The regime and the workload of a block.
-Load = tuple[str, str]
+#: The regime, the workload and the compiler of a block.
+Load = tuple[str, str, str]
 
 
 class Pair(NamedTuple):
@@ -91,8 +91,8 @@ def take_own(rows: list[MeasurementRow]) -> list[MeasurementRow]:
 
 
 def load_of(row: MeasurementRow) -> Load:
-    """Return under which regime and with which sizes of groups a row was measured."""
-    return row.block.regime, row.block.workload
+    """Return under which regime, with which sizes of groups and by which compiler's kernels a row was measured."""
+    return row.block.regime, row.block.workload, row.block.compiler
 
 
 def age(row: MeasurementRow) -> tuple[str, int]:
@@ -101,7 +101,7 @@ def age(row: MeasurementRow) -> tuple[str, int]:
 
 
 def pair_blocks(found_a: dict, found_b: dict) -> dict[str, list[Pair]]:
-    """Return {problem: pairs} of the blocks that have enough configs in common, under one regime and workload."""
+    """Return {problem: pairs} of the blocks that have enough configs in common, under one load."""
     blocks = {problem: pair_rows(configs, found_b.get(problem, {})) for problem, configs in found_a.items()}
     return {problem: pairs for problem, pairs in blocks.items() if len(pairs) >= MIN_CONFIGS}
 

@@ -27,12 +27,22 @@ from typing import NamedTuple
 
 from deep_gemm import _C
 from tuner import errors
-from tuner.compare.blocks import Pair, age, choose_loads, is_confirmed, pair_blocks, take_confirmed, take_repeated
+from tuner.compare.blocks import (
+    Pair,
+    age,
+    choose_loads,
+    is_confirmed,
+    load_of,
+    pair_blocks,
+    take_confirmed,
+    take_repeated,
+)
 from tuner.compare.duel import MIN_DIFFERENCE
 from tuner.compare.noise import Noise, estimate_noise, mean_chance, mean_interval, median_chance, narrow_own
 from tuner.db.rows import MeasurementRow, WinnerRow
 from tuner.measure import statistics
 from tuner.problems.regimes import is_sentinel
+from tuner.search.failures import QUARANTINED
 
 #: Fewer common problems are not enough for an answer, nor fewer problems of a config.
 MIN_PROBLEMS = 6
@@ -202,12 +212,12 @@ def compare_sentinels(part: Part, control: float) -> list[Value]:
     return found
 
 
-def average_sentinels(rows: list[MeasurementRow]) -> dict[tuple[str, str], dict[str, tuple[float, int]]]:
-    """Return {(problem, workload): {config: (mean logarithm of its times, number of blocks)}} of the sentinels."""
-    times: defaultdict[tuple[str, str], defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+def average_sentinels(rows: list[MeasurementRow]) -> dict[tuple, dict[str, tuple[float, int]]]:
+    """Return {(problem, load): {config: (mean logarithm of its times, number of blocks)}} of the sentinels."""
+    times: defaultdict[tuple, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if is_confirmed(row) and is_sentinel(row.block.regime):
-            times[row.block.problem_key, row.block.workload][row.config_key].append(math.log(row.median_us or 1.0))
+            times[row.block.problem_key, load_of(row)][row.config_key].append(math.log(row.median_us or 1.0))
     return {
         key: {config: (sum(found) / len(found), len(found)) for config, found in configs.items()}
         for key, configs in times.items()
@@ -282,7 +292,8 @@ def describe_part(part: Part) -> dict:
 def find_failing(of_a: list[MeasurementRow], of_b: list[MeasurementRow]) -> list[dict]:
     """Return what A confirmed and B could not use; what failed before B's newest block of a problem counts no more.
 
-    A failure is one under any load: the newest blocks count here, whichever are compared.
+    A failure is one under any load: the newest blocks count here, whichever are compared. What a block skipped, because
+    it had crashed or hung before, failed there, too: it was not tried again.
     """
     found_a, found_b = take_confirmed(of_a), take_confirmed(of_b)
     newest = {problem: age(next(iter(rows.values()))) for problem, rows in found_b.items()}
@@ -294,10 +305,15 @@ def find_failing(of_a: list[MeasurementRow], of_b: list[MeasurementRow]) -> list
             "error": " ".join((row.error or "").split())[-200:],
         }
         for row in of_b
-        if row.status in BROKEN
+        if (row.status in BROKEN or is_quarantined(row))
         and row.config_key in found_a.get(row.block.problem_key, {})
         and age(row) >= newest.get(row.block.problem_key, ("", 0))
     ]
+
+
+def is_quarantined(row: MeasurementRow) -> bool:
+    """Return whether a sweep left a config out because it had crashed or hung before."""
+    return row.status == "skipped" and (row.error or "").startswith(QUARANTINED)
 
 
 def judge(report: dict) -> str:

@@ -11,7 +11,7 @@ from tuner.measure.worker_client import DeviceRetired, WorkerFailure
 from tuner.problems.workload import Workload, count_draws
 from tuner.search import energy, propose, rests
 from tuner.search.block import Block, choose_quiet
-from tuner.search.failures import STRIKES, Suspects, make_failure
+from tuner.search.failures import QUARANTINED, STRIKES, Suspects, make_failure
 from tuner.search.lanes import LostAfter, LostMakingUp
 from tuner.search.past import Steady
 from tuner.search.precompile import Compiled
@@ -97,7 +97,7 @@ class ProblemRun:
         for config in configs:
             reason, outcome = self.suspects.quarantined.get((self.problem.op, config)), compiled.get(config)
             if reason is not None:
-                found.append(make_failure(config, "skipped", f"quarantined: {reason}"[:500]))
+                found.append(make_failure(config, "skipped", f"{QUARANTINED}{reason}"[:500]))
             elif outcome is not None and outcome.status != "ok":
                 found.append(make_failure(config, outcome.status, outcome.error))
         return found

@@ -58,7 +58,9 @@ def test_pairs_are_judged_in_blocks_with_enough_of_them(times, count):
     assert sum(map(len, blocks.pair_blocks(found, found).values())) == count
 
 
-@pytest.mark.parametrize("fields", [{"regime": "graph-hot"}, {"workload": '{"sizes":"spread","seed":1}'}])
+@pytest.mark.parametrize(
+    "fields", [{"regime": "graph-hot"}, {"workload": '{"sizes":"spread","seed":1}'}, {"compiler": "nvcc"}]
+)
 def test_blocks_of_other_loads_are_not_paired(fields):
     a, b = (blocks.take_confirmed(make_rows(make_block(FIRST, **own), FOUR)) for own in ({}, fields))
     assert len(blocks.pair_blocks(a, a)) == 1 and blocks.pair_blocks(a, b) == {}
@@ -85,13 +87,13 @@ def test_an_older_block_counts_where_both_have_its_load():
 
 def test_of_two_common_loads_the_one_counts_that_both_have_newest():
     a, b = make_loaded((3, FEW), (5, MANY)), make_loaded((4, FEW), (2, MANY))
-    assert blocks.choose_loads(a, b) == blocks.choose_loads(b, a) == {FIRST.key: ("graph-cold", FEW)}
+    assert blocks.choose_loads(a, b) == blocks.choose_loads(b, a) == {FIRST.key: ("graph-cold", FEW, "nvrtc")}
 
 
 def test_a_load_with_enough_common_configs_goes_before_a_newer_one():
     a = make_loaded((1, FEW), (3, MANY))
     b = make_loaded((2, FEW)) + make_loaded((4, MANY), times={0: 20.0, 1: 21.0})
-    assert blocks.choose_loads(a, b) == blocks.choose_loads(b, a) == {FIRST.key: ("graph-cold", FEW)}
+    assert blocks.choose_loads(a, b) == blocks.choose_loads(b, a) == {FIRST.key: ("graph-cold", FEW, "nvrtc")}
 
 
 def test_what_a_newer_block_confirmed_is_not_failing_though_an_older_one_is_compared():
@@ -179,6 +181,14 @@ def test_a_failure_counts_from_the_newest_block_on(failing_block, count):
     failed = make_row(make_block(FIRST, failing_block), 1, None, status="timeout")
     found = recorded.find_failing(of_a, [*of_b, failed])
     assert len(found) == count
+
+
+@pytest.mark.parametrize("error, count", [("quarantined: crash on another problem", 1), ("of a library", 0)])
+def test_what_crashed_and_is_skipped_since_is_failing(error, count):
+    of_a, of_b = make_rows(make_block(FIRST, 1), FOUR), make_rows(make_block(FIRST, 3), {0: 20.0, 2: 22.0, 3: 23.0})
+    crashed = make_row(make_block(FIRST, 2), 1, None, role="search", status="crash")
+    skipped = make_row(make_block(FIRST, 3), 1, None, role="search", status="skipped", error=error)
+    assert len(recorded.find_failing(of_a, [*of_b, crashed, skipped])) == count
 
 
 @pytest.mark.parametrize("changes, verdict", [
