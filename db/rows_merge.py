@@ -22,13 +22,18 @@ Rows = dict[tuple, Row]
 def merge_measurements(target: Connection, source: Connection, path: object) -> int:
     """Add the measured rows of `source` to `target`, which has its blocks and configs; return how many are new.
 
-    Of two versions of a row the one that naturals.rank puts last stays. Raises: IntegrityError for an impossible row
-    of `source`, whose name is `path`.
+    Of two versions of a row the one that naturals.rank puts last stays. What a sweep has stored since the other tables
+    were read is left out: its block or config is not in the target yet, and the next merge adds it.
+    Raises: IntegrityError for an impossible row of `source`, whose name is `path`.
     """
-    translate = {name: make_translation(target, source, name) for name in ("block", "config")}
+    translate, late = {}, {}
+    for name in ("block", "config"):
+        translate[name], late[name] = make_translation(target, source, name)
     gained, digests = 0, (checksums.load_block_digests(source), checksums.load_config_digests(source))
     for blocks in list_blocks(source):
-        rows = read_rows(source, blocks)
+        rows = [
+            row for row in read_rows(source, blocks) if row[0] not in late["block"] and row[1] not in late["config"]
+        ]
         theirs = translate_rows(path, rows, translate)
         checksums.verify(path, rows, *digests)
         known = [translate["block"][block] for block in blocks if block in translate["block"]]
@@ -38,10 +43,12 @@ def merge_measurements(target: Connection, source: Connection, path: object) -> 
     return gained
 
 
-def make_translation(target: Connection, source: Connection, table: str) -> dict[int, int]:
-    """Return {id in `source`: id in `target`} of the rows that both have."""
+def make_translation(target: Connection, source: Connection, table: str) -> tuple[dict[int, int], set[int]]:
+    """Return {id in `source`: id in `target`} of the rows that both have, and the ids of the other rows of `source`."""
     ids = {key: index for index, key in load_names(target, (table,))[table].items()}
-    return {index: ids[key] for index, key in load_names(source, (table,))[table].items() if key in ids}
+    names = load_names(source, (table,))[table]
+    translation = {index: ids[key] for index, key in names.items() if key in ids}
+    return translation, names.keys() - translation.keys()
 
 
 def list_blocks(connection: Connection) -> Iterator[list[int]]:
