@@ -113,10 +113,12 @@ def leave_superseded(found: Tables, told: Mapping[str, Set[int]]) -> Tables:
     """Return the tables without blocks that no table reads, because others went through more draws of the group sizes.
 
     Such a block has a winner no more, and of each config that it tells something of (`told`, by uid: it was not
-    skipped) a block of more draws does, too. Rests go with all blocks of their draws that they may follow, and
+    skipped) a block of more draws does, too. It stays where `compare` has no other that is like those of other kernels:
+    see find_compared. Rests go with all blocks of their draws that they may follow, and
     sentinels where there are some of more draws.
     """
     best, left_out = {row["block_id"] for row in found["best"].values()}, set[tuple]()
+    compared = find_compared(found)
     for draws in find_mixed(found).values():
         regimes = {key: found["block"][key]["regime"] for key in draws}
         steady = {key for key in draws if is_own(regimes[key])}
@@ -124,6 +126,7 @@ def leave_superseded(found: Tables, told: Mapping[str, Set[int]]) -> Tables:
             key
             for key in steady
             if key[0] not in best
+            and key not in compared
             and told.get(key[0], set()) <= union(told.get(one[0], set()) for one in steady if draws[one] > draws[key])
         }
         kept = {draws[key] for key in steady - gone}
@@ -131,6 +134,24 @@ def leave_superseded(found: Tables, told: Mapping[str, Set[int]]) -> Tables:
         left_out |= gone | {key for key in draws if is_rested(regimes[key]) and draws[key] not in kept}
         left_out |= {key for key in draws if is_sentinel(regimes[key]) and draws[key] < most}
     return found | {"block": {key: row for key, row in found["block"].items() if key not in left_out}}
+
+
+def find_compared(found: Tables) -> set[tuple]:
+    """Return the blocks with as many draws as other kernels have at most of the same problem, SKU and regime."""
+    steady: dict[tuple, dict[tuple, tuple[str, int]]] = {}
+    for key, row in found["block"].items():
+        if is_own(row["regime"]) and row["status"] == "finished":
+            place = found["device"][(row["device_id"],)]["sku"], row["problem_id"], row["compiler"], row["regime"]
+            steady.setdefault(place, {})[key] = row["kernel_hash"], count_stored_draws(row["workload"])
+    compared = set()
+    for blocks in steady.values():
+        most: dict[str, int] = {}
+        for kernel_hash, draws in blocks.values():
+            most[kernel_hash] = max(draws, most.get(kernel_hash, 0))
+        compared |= {
+            key for key, (own, draws) in blocks.items() if any(most[one] == draws for one in most.keys() - {own})
+        }
+    return compared
 
 
 def union(sets: Iterable[Set[int]]) -> set[int]:

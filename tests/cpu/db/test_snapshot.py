@@ -209,6 +209,22 @@ def test_a_block_of_fewer_draws_is_left_out_where_one_of_more_is_finished(tmp_pa
     ]
 
 
+def test_a_block_of_fewer_draws_stays_where_older_kernels_have_no_others(tmp_path):
+    """`compare` pairs blocks with as many draws: without it the two kernels of a snapshot had nothing in common."""
+    once, often = '{"seed":0,"sizes":"spread"}', '{"draws":4,"seed":0,"sizes":"spread"}'
+    path = tmp_path / "all.db"
+    with Store.open(path) as store:
+        context = add_context(store)
+        for kernel_hash, workloads in (("89", (once,)), ("cd", (once, often))):
+            for m, workload in itertools.product((1, 2), workloads):
+                add_block(store, context, make_problem(m), workload=workload, kernel_hash=kernel_hash * 32)
+        add_block(store, context, make_problem(2), workload=often, kernel_hash="89" * 32)
+    snapshot(path, tmp_path / "published.db", sku=SKU)
+    with Store.open(tmp_path / "published.db", "immutable") as store:
+        own = sorted((block.problem.m, block.kernel_hash[:2], block.workload) for block in store.load_blocks())
+    assert own == [(1, "89", once), (1, "cd", often), (1, "cd", once), (2, "89", often), (2, "cd", often)]
+
+
 def test_older_kernels_that_do_not_fit_are_left_out_and_named(tmp_path, capsys):
     """The op kind with most rows loses its older kernels first; the newest ones never go."""
     path, target = tmp_path / "all.db", tmp_path / "published.db"
