@@ -154,8 +154,8 @@ def check_filters(store, sku: str, op: str, **asked: str | None) -> None:
 def choose_identity(
     store, sku: str, op: str, kernel_hash: str, compiler: str | None, regime: str | None
 ) -> Identity | None:
-    """Return the identity whose compiler and regime have most rows, None where there are no rows."""
-    rows: dict[str, Counter[str]] = {"compiler": Counter(), "regime": Counter()}
+    """Return the identity whose compiler and regime together have most rows, None where there are no rows."""
+    rows: Counter[tuple[str, str]] = Counter()
     for block in store.load_summaries(sku, op):
         known = block.identity
         is_wanted = (known.kernel_hash, compiler or known.compiler, regime or known.regime) == (
@@ -164,11 +164,8 @@ def choose_identity(
             known.regime,
         )
         if is_wanted and block.legal.rows and is_own(known.regime):
-            for name, counter in rows.items():
-                counter[getattr(known, name)] += block.legal.rows
-    if not rows["regime"]:
-        return None
-    return Identity(op, sku, kernel_hash, *(counter.most_common(1)[0][0] for counter in rows.values()))
+            rows[known.compiler, known.regime] += block.legal.rows
+    return Identity(op, sku, kernel_hash, *max(rows, key=lambda pair: (rows[pair], pair))) if rows else None
 
 
 def load_parts(store, identity: Identity, statuses: Sequence[str]) -> Iterator[list[MeasurementRow]]:
