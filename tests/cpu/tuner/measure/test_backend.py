@@ -4,6 +4,7 @@ tests/gpu).
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -304,3 +305,20 @@ def test_configs_with_sums_of_their_own_are_not_compared_by_bits(op, fields, spl
     """A sum over groups has as many parts as its tiles leave room for: its other bits are no error."""
     problem, config = _C.Problem(op, 128, 256, 128, **fields), _C.Config(64, 64, 4, split_k=split_k)
     assert measure.divides_sums(problem, config) == divides
+
+
+def test_a_config_with_the_references_bits_has_its_error_whatever_was_checked_before():
+    problem = _C.Problem("fp8_gemm", 64, 4096, 7168)
+    configs = _C.get_candidates(problem, _C.Device.known("h200"))
+    plain, split = ([one for one in configs if (one.split_k > 1) == is_split] for is_split in (False, True))
+    timer, errors, equal = object.__new__(measure.CudaTimer), iter([0.001, 0.5]), [True, False]
+    output = SimpleNamespace(equals=lambda other: equal.pop(0))
+    timer.problem, timer.configs, timer.expected, timer.output = (
+        problem,
+        [plain[0], split[0], *plain[1:3]],
+        None,
+        output,
+    )
+    timer.make_output, timer.reference = lambda: output, SimpleNamespace(compare=lambda d: (None, next(errors)))
+    found = [(timer.judge(index, output) is None, timer.max_abs_error) for index in range(4)]
+    assert found == [(True, 0.001), (True, 0.5), (True, 0.001), (False, None)]
