@@ -10,9 +10,12 @@ from pathlib import Path
 from deep_gemm import environment
 from tuner import errors
 from tuner.compare.sides import Named
+from tuner.db.lock import WriterLock
 from tuner.measure.stamp import write_json
 
 FORMAT = 1
+#: Seconds to wait for another process that sets a baseline.
+WAIT_S = 30.0
 
 
 def get_path() -> Path:
@@ -43,10 +46,14 @@ def load() -> dict[str, dict[str, Named]]:
 
 def save(sku: str, named: dict[str, Named]) -> Path:
     """Set the baselines of some op kinds and return the file. Raises: IntegrityError, StoreError."""
-    known = load()
-    known[sku] = known.get(sku, {}) | named
-    document = {sku: {op: one._asdict() for op, one in sorted(ops.items())} for sku, ops in sorted(known.items())}
     path = get_path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"format": FORMAT, "baselines": document})
+    lock = WriterLock(path, WAIT_S)
+    try:
+        known = load()
+        known[sku] = known.get(sku, {}) | named
+        document = {sku: {op: one._asdict() for op, one in sorted(ops.items())} for sku, ops in sorted(known.items())}
+        write_json(path, {"format": FORMAT, "baselines": document})
+    finally:
+        lock.release()
     return path

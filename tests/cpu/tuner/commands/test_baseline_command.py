@@ -13,6 +13,7 @@ from tuner import cli, errors
 from tuner.compare import baselines, blocks, sides
 from tuner.compare.sides import Named, read_name
 from tuner.db import Store
+from tuner.db.lock import WriterLock
 
 OLD, NEW = "cd" * 32, "ab" * 32
 PROBLEMS = [_C.Problem("fp8_gemm", 64 * number, 2112, 7168) for number in range(1, 8)]
@@ -129,3 +130,15 @@ def test_digits_that_several_kernel_hashes_begin_with_are_refused(monkeypatch):
         errors.UsageError, match=r"a.db@ab: 2 kernel hashes of fp8_gemm begin so \(ab1, ab2\); give more"
     ):
         sides.find_hash(store, "sku", "fp8_gemm", "ab")
+
+
+def test_a_baseline_that_another_process_sets_is_waited_for_and_kept(own_folder, monkeypatch):
+    """Its file is read under the lock: what was written until then stays."""
+    baselines.save(SKU, {"fp8_gemm": Named("a.db")})
+    monkeypatch.setattr(baselines, "WAIT_S", 0.0)
+    lock = WriterLock(own_folder / "baselines.json")
+    with pytest.raises(errors.StoreError, match=r"baselines.json: process \d+ is writing to it"):
+        baselines.save(SKU, {"bf16_gemm": Named("b.db")})
+    lock.release()
+    baselines.save(SKU, {"bf16_gemm": Named("b.db")})
+    assert baselines.load()[SKU].keys() == {"fp8_gemm", "bf16_gemm"}
