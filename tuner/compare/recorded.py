@@ -41,8 +41,8 @@ from tuner.compare.duel import MIN_DIFFERENCE
 from tuner.compare.noise import Noise, estimate_noise, mean_chance, mean_interval, median_chance, narrow_own
 from tuner.db.rows import MeasurementRow, WinnerRow
 from tuner.measure import statistics
+from tuner.measure.records import QUARANTINED
 from tuner.problems.regimes import is_sentinel
-from tuner.search.failures import QUARANTINED
 
 #: Fewer common problems are not enough for an answer, nor fewer problems of a config.
 MIN_PROBLEMS = 6

@@ -9,6 +9,9 @@ from typing import Any
 
 from tuner.measured import Measured
 
+#: How the error of a row begins whose config was skipped because it had crashed or hung before.
+QUARANTINED = "quarantined: "
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

@@ -7,8 +7,6 @@ from tuner.measure.records import Result
 
 #: After its second crash or hang a config is quarantined for the rest of the sweep.
 STRIKES = 2
-#: How the error of a row begins that was skipped for that.
-QUARANTINED = "quarantined: "
 
 
 @dataclass

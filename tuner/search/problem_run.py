@@ -6,12 +6,12 @@ from typing import Any
 
 from deep_gemm import _C
 from tuner.measure.protocol import make_job
-from tuner.measure.records import Plan, Report, Result
+from tuner.measure.records import QUARANTINED, Plan, Report, Result
 from tuner.measure.worker_client import DeviceRetired, WorkerFailure
 from tuner.problems.workload import Workload, count_draws
 from tuner.search import energy, propose, rests
 from tuner.search.block import Block, choose_quiet
-from tuner.search.failures import QUARANTINED, STRIKES, Suspects, make_failure
+from tuner.search.failures import STRIKES, Suspects, make_failure
 from tuner.search.lanes import LostAfter, LostMakingUp
 from tuner.search.past import Steady
 from tuner.search.precompile import Compiled
