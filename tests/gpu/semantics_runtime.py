@@ -21,8 +21,8 @@ from .semantics import SHAPES
 from .variants import BF16, MAIN, Variant
 from .world import World, launch_options, lay_out_scale, prepare_c
 
-#: About 50 ms at 2 GHz: long enough that a launch on another stream cannot have finished by chance.
-SLEEP_CYCLES = 100_000_000
+#: How long a stream is kept busy while another one is looked at: about 50 ms at 2 GHz, longer where the host is slow.
+SLEEP_CYCLES = (100_000_000, 400_000_000, 1_600_000_000)
 #: M of the calls whose rows must have the same bits, and the N and K that they share.
 BATCH_SIZES = (1, 2, 7, 16, 64, 65, 128, 300, 513)
 BATCH_SHAPES = ((1096, 2064), (576, 7168))
@@ -94,23 +94,32 @@ def check_streams(output, bits: torch.Tensor, prepare: Callable, call: Callable)
     """
     checks, side = Checks(), torch.cuda.Stream()
 
-    def check(name: str, options: dict, context) -> None:
+    def look(cycles: int, options: dict, context) -> bool | None:
+        """Return whether the call waited, None where the stream was no longer busy when that had been looked at."""
         c = prepare()
         before = output.bits.clone()
         torch.cuda.synchronize()
+        awake = torch.cuda.Event()
         with torch.cuda.stream(side):
-            torch.cuda._sleep(SLEEP_CYCLES)
+            torch.cuda._sleep(cycles)
+            awake.record()
         with context:
             call(c, **options)
         with torch.cuda.stream(torch.cuda.Stream()):
             early = output.bits.clone().cpu()
-        checks.expect((early == before.cpu()).all(), f"{name}: did not wait for its stream")
+        return None if awake.query() else bool((early == before.cpu()).all())
+
+    def check(name: str, options: dict, make_context: Callable) -> None:
+        looks = (look(cycles, options, make_context()) for cycles in SLEEP_CYCLES)
+        waited = next((answer for answer in looks if answer is not None), None)
+        blocks = f"{name}: its stream was never busy when the call had returned: the call blocks, or the host is slow"
+        checks.expect(waited, blocks if waited is None else f"{name}: did not wait for its stream")
         side.synchronize()
         checks.expect((output.bits == bits).all(), f"{name}: wrong bits")
 
-    check("current stream", {}, torch.cuda.stream(side))
-    check("stream object", {"stream": side}, torch.cuda.stream(torch.cuda.Stream()))
-    check("stream handle", {"stream": side.cuda_stream}, torch.cuda.stream(torch.cuda.Stream()))
+    check("current stream", {}, lambda: torch.cuda.stream(side))
+    check("stream object", {"stream": side}, lambda: torch.cuda.stream(torch.cuda.Stream()))
+    check("stream handle", {"stream": side.cuda_stream}, lambda: torch.cuda.stream(torch.cuda.Stream()))
     return checks.outcome()
 
 
