@@ -57,7 +57,7 @@ def find_sku(found: Tables, name: str) -> str:
     if sku not in measured:
         raise errors.UsageError(
             f"--sku {name}: nothing was measured on it, so nothing was written; use one of"
-            f" {', '.join(sorted(measured)) or 'none: the database holds no measurements'}"
+            f" {', '.join(sorted(measured))}"
         )
     return sku
 

@@ -69,13 +69,15 @@ def snapshot(
     SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
-    Raises: UsageError, also where nothing was measured on `sku` or `target` holds more than the copy would; StoreError;
-    IntegrityError where private text is left, or the result is larger than `max_bytes`.
+    Raises: UsageError, also where nothing was measured (on `sku`) or `target` holds more than the copy would;
+    StoreError; IntegrityError where private text is left, or the result is larger than `max_bytes`.
     """
     path = check_target(source, target)
     with tempfile.TemporaryDirectory() as folder, replacing(path) as fresh, translated(path):
         with Store.open(back_up(source, Path(folder) / "backup.db"), "ro") as store, store.reading() as connection:
             copy = Copy.read(connection, source)
+            if not copy.rows_of:
+                raise errors.UsageError(f"{source}: holds no measurements, so nothing was written; sweep first")
             if sku:
                 kept, left_out, searches = write_newest(fresh, path, copy, find_sku(copy.found, sku), max_bytes)
             else:

@@ -3,6 +3,7 @@
 import itertools
 import random
 import re
+import shutil
 import socket
 import sqlite3
 import time
@@ -319,15 +320,14 @@ def count_searches(path) -> Counter:
 
 
 def test_snapshot_replaces_nothing_that_holds_more(shards, tmp_path):
-    with Store.open(tmp_path / "empty.db"):
-        pass
+    merge(tmp_path / "all.db", shards)
     published = tmp_path / "published.db"
-    snapshot(shards[0], published)
+    snapshot(tmp_path / "all.db", published)
     before = published.read_bytes()
-    with pytest.raises(errors.UsageError, match="measurements, the snapshot would have 0"):
-        snapshot(tmp_path / "empty.db", published)
+    with pytest.raises(errors.UsageError, match="measurements, the snapshot would have"):
+        snapshot(shards[0], published)
     assert published.read_bytes() == before
-    snapshot(shards[0], published)
+    snapshot(tmp_path / "all.db", published)
     with Store.open(tmp_path / "sweeps.db") as store:
         store.start_sweep(
             {
@@ -344,6 +344,7 @@ def test_snapshot_replaces_nothing_that_holds_more(shards, tmp_path):
 
 
 def test_snapshot_refuses_private_text_size_and_wrong_targets(shards, tmp_path):
+    shutil.copy(shards[0], tmp_path / "odd.db")
     with Store.open(tmp_path / "odd.db") as store:
         store.get_or_add_environment({"driver": "/usr/lib/libcuda.so"})
     target = tmp_path / "published.db"
@@ -360,6 +361,14 @@ def test_snapshot_refuses_private_text_size_and_wrong_targets(shards, tmp_path):
     assert target.read_text() == "not ours"
     with pytest.raises(errors.UsageError, match="PostgreSQL|SQLite"):
         snapshot("postgresql://host/x", tmp_path / "y.db")
+
+
+@pytest.mark.parametrize("sku", [None, "h200"])
+def test_a_snapshot_of_nothing_is_refused(tmp_path, sku):
+    Store.open(tmp_path / "empty.db").close()
+    with pytest.raises(errors.UsageError, match="holds no measurements, so nothing was written"):
+        snapshot(tmp_path / "empty.db", tmp_path / "published.db", sku)
+    assert not (tmp_path / "published.db").exists()
 
 
 def test_snapshot_while_a_sweep_writes(shards, tmp_path):
