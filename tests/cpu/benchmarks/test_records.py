@@ -45,6 +45,18 @@ def test_no_record_names_a_folder_of_the_machine_that_it_is_of():
     assert found and not {name: match[0] for name, match in found.items() if match}
 
 
+def test_every_record_has_a_program_that_makes_or_reads_it():
+    """One that no program knows is out of date, and nobody would notice."""
+    root = RECORDS.parents[1]
+    sources = [
+        path.read_text(encoding="utf-8")
+        for name in ("benchmarks", "examples", "tests/gpu")
+        for path in (root / name).glob("*.py")
+    ]
+    words = set(re.findall(r"\w+", " ".join(sources)))
+    assert not sorted(path.name for path in RECORDS.rglob("*.json") if path.stem not in words)
+
+
 def test_reasons_name_existing_records(states):
     assert set(stale.read_reasons()) <= {state.path for state in states}
 
