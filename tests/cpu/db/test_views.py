@@ -15,7 +15,7 @@ from tuner.db import Store, snapshot_path, tables, views
 from tuner.problems import regimes
 from tuner.problems.regimes import name_energy
 
-PAGE = Path(__file__).parents[3] / "docs" / "tuning.md"
+PAGE = Path(__file__).parents[3] / "docs" / "database.md"
 OLD, NEW = "cd" * 32, IDENTITY["kernel_hash"]
 SHAPE = (64, 2112, 7168)
 
