@@ -122,9 +122,9 @@ def check_kept(made, base: bytes | None, keep: Path, install: bool) -> None:
 
 def refuse_simulated(regimes: dict[str, str]) -> None:
     """Raise UsageError where {op kind: regime} has simulated times."""
-    from tuner.measure.simulated import REGIME
+    from tuner.problems.regimes import is_simulated
 
-    simulated = [op for op, regime in regimes.items() if regime == REGIME]
+    simulated = [op for op, regime in regimes.items() if is_simulated(regime)]
     if simulated:
         raise errors.UsageError(
             f"--install: {', '.join(simulated)} learned from simulated times, which must not decide what the library"

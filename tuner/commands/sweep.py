@@ -292,9 +292,9 @@ class SweepProgress:
 
     def show_device(self, name: str, sku: str, regime: str) -> None:
         """Say which GPU is measured, or that none is."""
-        from tuner.measure.simulated import REGIME
+        from tuner.problems.regimes import is_simulated
 
-        self.verb, on = ("simulating", "") if regime == REGIME else ("measuring", "on ")
+        self.verb, on = ("simulating", "") if is_simulated(regime) else ("measuring", "on ")
         self.progress.console.print(f"{self.verb} {on}{name} ({sku})", highlight=False)
 
     def __call__(self, name: str, facts: dict) -> None:

@@ -87,7 +87,7 @@ def calibrate(database: str, prior: str, ops: list, out: Path, budget_s: float, 
     check_choice("--backend", backend, BACKENDS)
     target = device_at_hand("", device)
     with open_database(prior) as store:
-        calibrations = start(store, target, ops)
+        calibrations = start(store, target, ops, backend)
 
     def sweep(problems: list) -> None:
         options = SweepOptions(
@@ -95,7 +95,7 @@ def calibrate(database: str, prior: str, ops: list, out: Path, budget_s: float, 
         )
         measure(options, database, 0)
 
-    calibrator = Calibrator(target, database, sweep, calibrations)
+    calibrator = Calibrator(target, database, sweep, calibrations, backend)
     calibrator.run(budget_s)
     with tempfile.TemporaryDirectory() as folder:
         return {"sku": target.sku, "rounds": calibrator.log} | calibrator.export(Path(folder), out)
@@ -109,8 +109,7 @@ def describe_rounds(report: dict) -> str:
             row["round"],
             row["op"],
             row["problems"],
-            f"{row['regret']:.2%}",
-            f"{row['heuristic']:.2%}",
+            *("-" if row[name] is None else f"{row[name]:.2%}" for name in ("regret", "heuristic")),
             row["seconds"],
             "kept as they were" if row["kept"] else "fitted again",
         )
@@ -118,7 +117,7 @@ def describe_rounds(report: dict) -> str:
     ]
     lines = [format_table(headings, rows), "regret: of choices that were made before the round was learned from"]
     if report["left_out"]:
-        lines.append(f"as they were, for the heuristic's choices were as good: {', '.join(report['left_out'])}")
+        lines.append(f"as they were, not measured or no better than the heuristic: {', '.join(report['left_out'])}")
     return "\n".join([*lines, f"written: {report['artifact']}"])
 
 

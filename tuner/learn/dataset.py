@@ -31,7 +31,7 @@ from tuner.learn.entries import (
 from tuner.learn.families import find_families
 from tuner.learn.sources import find_device
 from tuner.problems.fields import OPS, kernel_identity
-from tuner.problems.regimes import is_own, is_rested, name_rested
+from tuner.problems.regimes import is_own, is_rested, is_simulated, name_rested
 from tuner.problems.shapes import model_names
 from tuner.problems.workload import count_stored_draws
 
@@ -121,17 +121,19 @@ def load_dataset(
     kernel_hash: str | None = None,
     compiler: str | None = None,
     regime: str | None = None,
+    backend: str | None = None,
 ) -> Dataset:
     """Load the table of one SKU and op kind.
 
-    By default its rows are of the newest kernel hash, and of the compiler and regime with most rows. Raises:
+    By default its rows are of the newest kernel hash, and of the compiler and regime with most rows. `backend`: only of
+    times that it takes, "simulated" ones or those of a GPU. Raises:
     InconclusiveError where the store has no usable rows for it; UsageError for an unknown SKU; IntegrityError for a
     damaged database, also where the damage is of rows that are left out.
     """
     device = find_device(store, sku)
     store.check_blocks()
     asked, kernel_hash = kernel_hash, kernel_hash or store.newest_kernel_hash(op, device.sku)
-    identity = choose_identity(store, device.sku, op, kernel_hash, compiler, regime) if kernel_hash else None
+    identity = choose_identity(store, device.sku, op, kernel_hash, compiler, regime, backend) if kernel_hash else None
     if identity is None:
         check_filters(store, device.sku, op, kernel_hash=asked, compiler=compiler, regime=regime)
         raise errors.InconclusiveError(
@@ -152,7 +154,13 @@ def check_filters(store, sku: str, op: str, **asked: str | None) -> None:
 
 
 def choose_identity(
-    store, sku: str, op: str, kernel_hash: str, compiler: str | None, regime: str | None
+    store,
+    sku: str,
+    op: str,
+    kernel_hash: str,
+    compiler: str | None,
+    regime: str | None,
+    backend: str | None = None,
 ) -> Identity | None:
     """Return the identity whose compiler and regime together have most rows, None where there are no rows."""
     rows: Counter[tuple[str, str]] = Counter()
@@ -163,7 +171,8 @@ def choose_identity(
             known.compiler,
             known.regime,
         )
-        if is_wanted and block.legal.rows and is_own(known.regime):
+        is_taken = backend is None or is_simulated(known.regime) == (backend == "simulated")
+        if is_wanted and is_taken and block.legal.rows and is_own(known.regime):
             rows[known.compiler, known.regime] += block.legal.rows
     return Identity(op, sku, kernel_hash, *max(rows, key=lambda pair: (rows[pair], pair))) if rows else None
 

@@ -21,7 +21,7 @@ from tuner.learn.portfolio import choose_portfolio
 from tuner.learn.residual import ConfigRows, Examples, fit_examples, make_config_rows, make_examples
 from tuner.learn.sources import known_or_none, recorded_boards
 from tuner.learn.validate import Fold, FoldResult
-from tuner.problems.regimes import is_own, is_sentinel, name_rested
+from tuner.problems.regimes import is_own, is_sentinel, is_simulated, name_rested
 from tuner.problems.shapes import load_preset, preset_names
 
 #: Weight of the prior's rows beside a new row's 1: a few problems must be able to say otherwise.
@@ -40,9 +40,16 @@ UNANSWERED = 0.5
 SKIPPED = ("demo", "wide")
 
 
-def find_prior(store, sku: str, op: str, kernel_hash: str) -> Dataset | None:
-    """Return the table of other kernels on `sku`, the newest; else of the GPU model with most rows; else None."""
-    rows = [row for row in store.load_measurements(op=op) if not is_sentinel(row.block.regime)]
+def find_prior(store, sku: str, op: str, kernel_hash: str, backend: str = "cuda") -> Dataset | None:
+    """Return the table of other kernels on `sku`, the newest; else of the GPU model with most rows; else None.
+
+    Simulated times are a prior of simulated ones alone.
+    """
+    rows = [
+        row
+        for row in store.load_measurements(op=op)
+        if not is_sentinel(row.block.regime) and (backend == "simulated" or not is_simulated(row.block.regime))
+    ]
     steady = [row for row in rows if is_own(row.block.regime)]
     boards = recorded_boards(store)
     counts = Counter(row.block.identity for row in steady)
@@ -102,7 +109,9 @@ class Round:
 
 @dataclass
 class Calibration:
-    """The state of one op kind: `learned` chooses so far; `is_kept`: these are still the prior's trees."""
+    """The state of one op kind: `learned` chooses so far; `is_kept`: these are still the prior's trees; `is_given_up`:
+    a round found nothing that it could measure.
+    """
 
     op: str
     device: _C.Device
@@ -111,6 +120,7 @@ class Calibration:
     settings: Settings = field(default_factory=Settings)
     rounds: list[Round] = field(default_factory=list)
     is_kept: bool = True
+    is_given_up: bool = False
 
     def __post_init__(self) -> None:
         data = self.prior.data
@@ -125,8 +135,8 @@ class Calibration:
     @property
     def is_done(self) -> bool:
         """Return whether a further round is not worth it."""
-        if not self.rounds:
-            return False
+        if self.is_given_up or not self.rounds:
+            return self.is_given_up
         means = [each.mean for each in self.rounds]
         is_flat = len(means) > 1 and means[-1] > min(means[:-1]) - BETTER
         return self.is_kept or is_flat or means[-1] <= GOOD or len(self.measured) == len(self.pool)

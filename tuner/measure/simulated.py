@@ -19,8 +19,8 @@ from tuner.measure.power import Draw
 from tuner.measure.protocol import parse_job
 from tuner.measure.race import Check
 from tuner.problems.fields import get_weight_shape, variant_of
+from tuner.problems.regimes import SIMULATED
 
-REGIME = "simulated"
 #: Standard deviation of the log error of the analytic estimate, and of one timing: about those of the H200 rows.
 MODEL_SPREAD = 0.08
 NOISE_SPREAD = 0.004
@@ -51,7 +51,7 @@ class SimulatedBackend:
         """Return what the parent must know, with a board that does not exist."""
         return {
             "package": package_hash(),
-            "regime": REGIME,
+            "regime": SIMULATED,
             "device": describe_device(self.device, f"simulated {self.device.sku} {self.board}".rstrip()),
             "environment": {"driver": "simulated", "cuda": None, "torch": None, "python": None, "cpu_count": None},
         }

@@ -5,6 +5,8 @@ by what its name ends with: sentinels, which nothing ranks; finalists that were 
 whose energy was measured, which nothing ranks by time.
 """
 
+#: That of a sweep without a GPU, whose times are estimates.
+SIMULATED = "simulated"
 SENTINEL = "-sentinel"
 RESTED = "-rested"
 ENERGY = "-energy"
@@ -43,6 +45,11 @@ def is_rested(regime: str) -> bool:
 def is_energy(regime: str) -> bool:
     """Return whether blocks of this regime hold the energy of configs."""
     return regime.endswith(ENERGY)
+
+
+def is_simulated(regime: str) -> bool:
+    """Return whether the times of this regime, or of one that belongs to it, are estimates."""
+    return regime == SIMULATED or regime.startswith(f"{SIMULATED}-")
 
 
 def is_own(regime: str) -> bool:

@@ -1,5 +1,6 @@
 """`tune --quick`: rounds of a calibration on a GPU, and the artefact that follows from them."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,13 +27,15 @@ from tuner.ship.tuned import read_base
 class Calibrator:
     """Calibrates all op kinds of a prior together: each round measures the problems of all of them in one sweep.
 
-    `measure(problems)` records them into `database`, a path or URL. `log` has a row for each round and op kind.
+    `measure(problems)` records them by `backend` into `database`, a path or URL, which may have times of another one.
+    `log` has a row for each round and op kind; its regrets are None where nothing was measured.
     """
 
     device: _C.Device
     database: str
     measure: Callable[[list], object]
     calibrations: list[Calibration]
+    backend: str = "cuda"
     log: list[dict] = field(default_factory=list)
 
     def run(self, budget_s: float) -> None:
@@ -51,15 +54,23 @@ class Calibrator:
             self.log += [shared | row for row in rows]
 
     def learn(self, calibration: Calibration, batch: list) -> dict:
-        """Learn from one batch that was measured; return what the log says of it."""
-        with Store.open(self.database, "ro") as store:
-            data = load_dataset(store, self.device.sku, op=calibration.op, kernel_hash=kernel_hash(calibration.op))
-        found = calibration.learn(batch, data)
+        """Learn from one batch; return what the log says of it. An op kind of which nothing was measured ends here."""
+        found = None
+        with Store.open(self.database, "ro") as store, contextlib.suppress(errors.InconclusiveError):
+            data = load_dataset(
+                store,
+                self.device.sku,
+                op=calibration.op,
+                kernel_hash=kernel_hash(calibration.op),
+                backend=self.backend,
+            )
+            found = calibration.learn(batch, data)
+        calibration.is_given_up = found is None
         return {
             "op": calibration.op,
-            "problems": len(found.configs),
-            "regret": found.mean,
-            "heuristic": found.heuristic,
+            "problems": len(found.configs) if found else 0,
+            "regret": found.mean if found else None,
+            "heuristic": found.heuristic if found else None,
             "kept": calibration.is_kept,
         }
 
@@ -71,7 +82,10 @@ class Calibrator:
         """
         good = [each for each in self.calibrations if each.rounds and self.is_better(each)]
         if not good:
-            raise errors.InconclusiveError("no op kind's choices beat the heuristic's on the problems measured")
+            raise errors.InconclusiveError(
+                "nothing was written: no op kind's choices beat the heuristic's on the problems measured"
+                f" ({'; '.join(map(describe_costs, self.calibrations))}); sweep a whole preset: `python -m tuner sweep`"
+            )
         for each in good:
             self.write_training(folder / each.op, each)
         trained = [train.load_with_data(folder / each.op, self.database) for each in good]
@@ -83,8 +97,8 @@ class Calibrator:
 
     def is_better(self, calibration: Calibration) -> bool:
         """Return whether the choices, made before the rounds were learned from, cost less than the heuristic's."""
-        rounds = calibration.rounds
-        return sum((each.mean - each.heuristic) * len(each.configs) for each in rounds) < 0
+        model, heuristic, problems = sum_costs(calibration)
+        return problems > 0 and model < heuristic
 
     def write_training(self, folder: Path, calibration: Calibration) -> None:
         """Write the training folder of one op kind, with the rounds as its evaluation."""
@@ -98,6 +112,22 @@ class Calibrator:
         train.write_file(folder / train.EVALUATION, to_json(describe_rounds(record, calibration).to_json()))
 
 
+def sum_costs(calibration: Calibration) -> tuple[float, float, int]:
+    """Return what the choices and the heuristic's cost over all rounds, and for how many problems."""
+    sizes = [len(each.configs) for each in calibration.rounds]
+    model = sum(each.mean * size for each, size in zip(calibration.rounds, sizes, strict=True))
+    heuristic = sum(each.heuristic * size for each, size in zip(calibration.rounds, sizes, strict=True))
+    return model, heuristic, sum(sizes)
+
+
+def describe_costs(calibration: Calibration) -> str:
+    """Return "fp8_gemm 5.1 % against 3.0 % of 8 problems": mean regrets of the choices and of the heuristic's."""
+    model, heuristic, problems = sum_costs(calibration)
+    if problems == 0:
+        return f"{calibration.op} not measured"
+    return f"{calibration.op} {model / problems:.1%} against {heuristic / problems:.1%} of {problems} problems"
+
+
 def describe_rounds(record: Record, calibration: Calibration) -> Evaluation:
     """Return the evaluation of a calibration: its rounds, each scored before it was learned from."""
     assert calibration.own is not None
@@ -106,14 +136,14 @@ def describe_rounds(record: Record, calibration: Calibration) -> Evaluation:
     return Evaluation(*identity, 1, False, splits, [], [], Unconfirmed(0, 0))
 
 
-def start(prior: Store, device: _C.Device, ops: list[str]) -> list[Calibration]:
-    """Return a calibration for each op kind that a database has rows of other kernels or GPUs for.
+def start(prior: Store, device: _C.Device, ops: list[str], backend: str = "cuda") -> list[Calibration]:
+    """Return a calibration for each op kind that a database has rows of other kernels or GPUs for, see find_prior.
 
     Raises: InconclusiveError where there is none.
     """
     found, boards = [], recorded_boards(prior)
     for op in (op for op in ops or OPS if any(prior.newest_kernel_hash(op, sku) for sku in boards)):
-        data = find_prior(prior, device.sku, op, kernel_hash(op))
+        data = find_prior(prior, device.sku, op, kernel_hash(op), backend)
         if data is not None and data.full_space.any():
             found.append(Calibration(op, device, make_source(data, PRIOR_WEIGHT), list_pool(op)))
     if not found:

@@ -12,7 +12,7 @@ from tuner.db.rows import BlockRow
 from tuner.learn.ranking import Ranking, rank
 from tuner.learn.sources import recorded_boards
 from tuner.learn.train import write_file
-from tuner.measure import simulated
+from tuner.problems.regimes import is_simulated
 from tuner.problems.workload import is_default
 from tuner.ship.exact import add_entry
 
@@ -28,8 +28,7 @@ def install_best(problem: _C.Problem, database: str, folder: Path, backend: str 
     """
 
     def is_wanted(block: BlockRow) -> bool:
-        is_simulated = block.regime.startswith(simulated.REGIME)
-        return is_default(block.workload) and is_simulated == (backend == "simulated")
+        return is_default(block.workload) and is_simulated(block.regime) == (backend == "simulated")
 
     with Store.open(database, "ro") as store:
         boards = recorded_boards(store)

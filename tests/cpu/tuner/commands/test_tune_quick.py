@@ -1,6 +1,7 @@
 """`tune --quick`: a few problems make an artefact for these kernels out of older rows; simulated times."""
 
 import json
+import re
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.selector import Selector
 from tests.fakes import selectors, synthetic
 from tests.fakes.in_process_worker import InProcessWorker
+from tests.fakes.sweeps import run_sweep
 from tuner import cli, errors
 from tuner.db import Store
 from tuner.learn import quick
@@ -87,7 +89,40 @@ def test_rounds_follow_until_they_get_no_better(capsys, tmp_path):
 def test_where_the_heuristic_is_as_good_nothing_is_written(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate.Calibrator, "is_better", lambda self, calibration: False)
     assert tune(tmp_path, "--time-budget", 0) == errors.EXIT_INCONCLUSIVE
-    assert "heuristic" in capsys.readouterr().err and not (tmp_path / "models").exists()
+    message = capsys.readouterr().err
+    assert re.search(r"fp8_gemm \d+\.\d% against \d+\.\d% of 4 problems\); sweep a whole preset", message)
+    assert not (tmp_path / "models").exists()
+
+
+def make_calibrator(tmp_path, backend: str) -> calibrate.Calibrator:
+    """Return a calibrator of two op kinds, of which dense FP8 alone is measured, by simulated times."""
+    prior = quick.make_source(synthetic.make_small_dataset(), quick.PRIOR_WEIGHT)
+    pools = {"fp8_gemm": POOL, "bf16_gemm": [_C.Problem("bf16_gemm", p.m, p.n, p.k) for p in POOL]}
+    calibrations = [calibrate.Calibration(op, DEVICE, prior, list(pool)) for op, pool in pools.items()]
+
+    def measure(problems: list) -> None:
+        run_sweep(tmp_path / "t.db", [problem for problem in problems if problem.op == "fp8_gemm"])
+
+    return calibrate.Calibrator(DEVICE, str(tmp_path / "t.db"), measure, calibrations, backend)
+
+
+def test_an_op_kind_of_which_nothing_was_measured_stays_as_it_is_and_the_others_go_on(few_sources, tmp_path):
+    calibrator = make_calibrator(tmp_path, "simulated")
+    calibrator.run(0.0)
+    assert [(row["op"], row["problems"], row["regret"] is None) for row in calibrator.log] == [
+        ("fp8_gemm", 4, False), ("bf16_gemm", 0, True),
+    ]  # fmt: skip
+    assert [each.is_given_up for each in calibrator.calibrations] == [False, True]
+    assert calibrate.describe_costs(calibrator.calibrations[1]) == "bf16_gemm not measured"
+
+
+def test_simulated_times_teach_no_calibration_on_a_gpu(few_sources, tmp_path):
+    """A database may hold both, and more of the simulated ones."""
+    calibrator = make_calibrator(tmp_path, "cuda")
+    calibrator.run(0.0)
+    assert [row["problems"] for row in calibrator.log] == [0, 0]
+    with pytest.raises(errors.InconclusiveError, match="fp8_gemm not measured; bf16_gemm not measured"):
+        calibrator.export(tmp_path / "training", tmp_path / "models")
 
 
 def test_a_selector_must_lose_less_than_the_heuristic_over_all_rounds():
@@ -134,7 +169,7 @@ def test_the_gpu_that_is_named_is_calibrated(capsys, tmp_path, monkeypatch, ordi
             raise DeviceError(f"device = {number}: this process sees 2 GPUs; name another")
         return boards[number]
 
-    def start(store, target, ops):
+    def start(store, target, ops, backend):
         targets.append(target)
         raise errors.InconclusiveError("enough")
 

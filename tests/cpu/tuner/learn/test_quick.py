@@ -142,7 +142,8 @@ def test_a_prior_has_the_mean_of_both_ways_of_timing(few_sources, tmp_path):
     run_sweep(tmp_path / "a.db", problems, configs=few)
     with Store.open(tmp_path / "a.db", "ro") as store:
         rows, data = store.load_measurements(), load_dataset(store, synthetic.SKU)
-        prior = quick.find_prior(store, synthetic.SKU, "fp8_gemm", "cd" * 32)
+        prior = quick.find_prior(store, synthetic.SKU, "fp8_gemm", "cd" * 32, "simulated")
+        assert quick.find_prior(store, synthetic.SKU, "fp8_gemm", "cd" * 32) is None
     assert (prior.log_ratio == data.log_ratio).all() and prior.identity == data.identity
     steady = build_dataset([row for row in rows if regimes.is_own(row.block.regime)], data.identity, DEVICE)
     assert (steady.log_ratio != prior.log_ratio).any()
