@@ -5,8 +5,10 @@ Example: python -m benchmarks.calibration --db all.db --op fp8_gemm bf16_gemm
 The database holds rows of two kernel hashes, or of two GPU models (`--sku` names the one to calibrate for). The older
 ones, or the other GPU's, are the prior. The pool are the problems that were measured over their whole space. Seconds
 are those between the blocks of the recorded sweep, without compiling. Needs no GPU.
-Result: {"rows": [{op kind, round, problems, seconds, regret of the others by the selector and by the heuristic}]}.
-    Round 0 is the prior alone; `all` is fitted to all other families, as in `tuner evaluate`, and needs no prior.
+Result: {"rows": [{op kind, round, problems, seconds, regret of the others by the selector, by a whole sweep, and by
+    the heuristic}]}. Round 0 is the prior alone, and the rounds end where `tune --quick` would end them. A whole
+    sweep's choices are those of trees that learned from all other families, as in `tuner evaluate`, and from no prior;
+    the round `all` has them for all problems. A prior knows the families that it scores, and those trees do not.
 """
 
 import argparse
@@ -47,10 +49,9 @@ def time_problems(rows: list) -> dict:
     return found
 
 
-def score(data: Dataset, learned: Learned, places: np.ndarray) -> float:
-    """Return the geometric mean of the regrets of a selector's choices for some problems of a table."""
-    columns = choose(data, places, learned, make_config_rows(data)).column
-    return float(np.expm1(data.regret_log(places, columns).mean()))
+def score(data: Dataset, columns: np.ndarray, places: np.ndarray) -> float:
+    """Return the geometric mean of the regrets of choices, I64[len(places)], for some problems of a table."""
+    return rounded(float(np.expm1(data.regret_log(places, columns).mean())))
 
 
 def replay(store: Store, sku: str, op: str, max_rounds: int) -> list[dict]:
@@ -64,45 +65,46 @@ def replay(store: Store, sku: str, op: str, max_rounds: int) -> list[dict]:
         for row in store.load_measurements(sku=sku, op=op, kernel_hash=data.identity.kernel_hash)
         if row.block.identity == data.identity
     ]
-    seconds, full = time_problems(rows), np.flatnonzero(data.full_space)
-    pool = [data.problems[place] for place in full]
+    seconds, full, whole = time_problems(rows), np.flatnonzero(data.full_space), choose_all(data)
+    pool, config_rows = [data.problems[place] for place in full], make_config_rows(data)
     calibration = Calibration(op, data.device, make_source(prior, PRIOR_WEIGHT), pool)
+
+    def describe(number: int | str, problems: list, learned: Learned | None) -> dict:
+        left = np.array([place for place in full if learned is None or data.problems[place] not in problems])
+        columns = whole[left] if learned is None else choose(data, left, learned, config_rows).column
+        return {
+            "op": op,
+            "round": number,
+            "problems": len(problems),
+            "seconds": rounded(sum(seconds.get(problem, 0.0) for problem in problems), 1),
+            "left": len(left),
+            "regret": score(data, columns, left),
+            "all": score(data, whole[left], left),
+            "heuristic": score(data, data.heuristic[left], left),
+            "done": learned is None or calibration.is_done,
+        }
+
     found = []
     for number in range(max_rounds + 1):
-        left = np.array([place for place in full if data.problems[place] not in calibration.measured])
-        found.append(
-            {
-                "op": op,
-                "round": number,
-                "problems": len(calibration.measured),
-                "seconds": rounded(sum(seconds.get(problem, 0.0) for problem in calibration.measured), 1),
-                "left": len(left),
-                "regret": rounded(score(data, calibration.learned, left)),
-                "heuristic": rounded(float(np.expm1(data.regret_log(left, data.heuristic[left]).mean()))),
-                "done": calibration.is_done,
-            }
-        )
-        batch = calibration.choose_batch() if len(left) > len(pool) // 2 else []
-        if number == max_rounds or not batch:
+        found.append(describe(number, list(calibration.measured), calibration.learned))
+        if number == max_rounds or calibration.is_done or 2 * found[-1]["left"] <= len(pool):
             break
+        batch = calibration.choose_batch()
         asked = {*batch, *calibration.measured}
         part = [row for row in rows if row.block.problem in asked]
         calibration.learn(batch, build_dataset(part, data.identity, data.device))
-    return [*found, score_all(data, sum(seconds.values()))]
+    return [*found, describe("all", data.problems, None)]
 
 
-def score_all(data: Dataset, seconds: float) -> dict:
-    """Return the row of a selector that learned from all other families, and from nothing else."""
+def choose_all(data: Dataset) -> np.ndarray:
+    """Return the choice for each problem, I64[len(problems)], of trees that learned from all other families; -1 where
+    the problem was not measured over its whole space.
+    """
     folds, rows = [fold for fold in family_folds(data) if data.full_space[fold.held_out].any()], make_config_rows(data)
-    results = [run_fold(data, fold, Settings(), rows) for fold in folds]
-    places = np.concatenate([result.rows for result in results])
-    columns, full = np.concatenate([result.columns["model"] for result in results]), data.full_space[places]
-    means = [
-        float(np.expm1(data.regret_log(places[full], chosen).mean()))
-        for chosen in (columns[full], data.heuristic[places[full]])
-    ]
-    shared = {"op": data.identity.op, "round": "all", "problems": len(data.problems), "seconds": rounded(seconds, 1)}
-    return shared | {"left": int(full.sum()), "regret": rounded(means[0]), "heuristic": rounded(means[1]), "done": True}
+    found = np.full(len(data.problems), -1)
+    for result in (run_fold(data, fold, Settings(), rows) for fold in folds):
+        found[result.rows] = result.columns["model"]
+    return np.where(data.full_space, found, -1)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -123,7 +125,8 @@ def main(arguments: list[str] | None = None) -> int:
     for row in rows:
         print(
             f"{row['op']} round {row['round']}: {row['problems']} problems, {row['seconds']} s, regret"
-            f" {row['regret']:.2%} of {row['left']} others (heuristic {row['heuristic']:.2%})"
+            f" {row['regret']:.2%} of {row['left']} others (whole sweep {row['all']:.2%}, heuristic"
+            f" {row['heuristic']:.2%})"
         )
     return 0 if rows else 3
 

@@ -19,6 +19,9 @@ from deep_gemm.fields import OP_KINDS
 from .speedup import rounded
 from .stamp import read_json, results_of, write_json
 
+#: Seeds of a validation that S1 asks for.
+SEEDS = 5
+
 
 def make_result(folder: Path) -> dict:
     """Return the result of one training folder. Raises: ValueError where the evaluation is of another selector."""
@@ -64,21 +67,28 @@ def read_kept(path: Path, given: list[dict]) -> list[dict]:
     return [part for op, part in read_json(path)["ops"].items() if op not in made]
 
 
+def get_parts(result: dict) -> dict[str, dict]:
+    """Return the parts of a result by op kind; a file of one op kind is that op kind's part."""
+    return result.get("ops") or {next(iter(result["meta"]["kernel_hash"])): result}
+
+
 def family_splits(result: dict, is_grouped: bool) -> dict[str, dict]:
     """Return, by grouped or by dense op kind, the statistics of leave-one-family-out; without the op kinds where
     nothing was held out.
     """
-    parts = result.get("ops") or {
-        next(iter(result["meta"]["kernel_hash"])): result
-    }  # a file of one op kind is that op kind's part
     splits = {
-        op: part["splits"].get("family", {}) for op, part in parts.items() if OP_KINDS[op].is_grouped == is_grouped
+        op: part["splits"].get("family", {})
+        for op, part in get_parts(result).items()
+        if OP_KINDS[op].is_grouped == is_grouped
     }
     return {op: split for op, split in splits.items() if split.get("model") is not None}
 
 
 def make_s1(result: dict, is_grouped: bool = False, max_mean: float = 0.015, max_p95: float = 0.06) -> dict | None:
-    """Regret of the guarded model on families that it never saw; of several op kinds the worst counts."""
+    """Regret of the guarded model on families that it never saw; of several op kinds the worst counts.
+
+    The target asks for five seeds, and that each fold chooses the settings of its trees by itself.
+    """
     splits = family_splits(result, is_grouped)
     if not splits:
         return None
@@ -92,13 +102,17 @@ def make_s1(result: dict, is_grouped: bool = False, max_mean: float = 0.015, max
     figures |= {name: min(model[name] for model in models) for name in ("within_2_percent", "confirmed")}
     alone = max(split["model_alone"]["mean"] for split in splits.values())
     counts = {name: sum(model[name] for model in models) for name in ("problems", "families")}
+    metas = [part["meta"] for op, part in get_parts(result).items() if op in splits]
+    seeds, nested = min(meta["seeds"] for meta in metas), all(meta["nested"] for meta in metas)
     return {
         "value": rounded(mean),
         "model_alone": rounded(alone),
         **{name: rounded(value) for name, value in figures.items()},
         **counts,
         "by_op": {op: rounded(split["model"]["mean"]) for op, split in splits.items()},
-        "is_met": mean <= max_mean and p95 <= max_p95 and answered >= 0.70,
+        "seeds": seeds,
+        "nested": nested,
+        "is_met": mean <= max_mean and p95 <= max_p95 and answered >= 0.70 and seeds >= SEEDS and nested,
     }
 
 
@@ -126,7 +140,7 @@ def make_s2(result: dict, is_grouped: bool = False) -> dict | None:
 
 def make_s3(result: dict, is_grouped: bool = False) -> dict | None:
     """Regret of the heuristic alone, on the problems that its rates were fitted to; of several op kinds the worst
-    counts.
+    counts. It is never met: the target asks for rates that were fitted without these problems.
     """
     splits = {
         op: split["heuristic"] for op, split in family_splits(result, is_grouped).items() if split.get("heuristic")
@@ -137,9 +151,13 @@ def make_s3(result: dict, is_grouped: bool = False) -> dict | None:
     mean = figures.pop("mean")
     by_op = {op: rounded(heuristic["mean"]) for op, heuristic in splits.items()}
     return {
-        "value": rounded(mean), **{name: rounded(value) for name, value in figures.items()},
-        "problems": sum(heuristic["problems"] for heuristic in splits.values()), "by_op": by_op, "is_met": mean <= 0.03,
-    }  # fmt: skip
+        "value": rounded(mean),
+        **{name: rounded(value) for name, value in figures.items()},
+        "problems": sum(heuristic["problems"] for heuristic in splits.values()),
+        "by_op": by_op,
+        "in_sample": True,
+        "is_met": False,
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -275,18 +275,18 @@ TARGETS: dict[str, tuple[str, str, str, str, Callable]] = {
     "P13": (*HOST, "upstream 3.5 s, which compiles", "no compile, selection <= 10 us", make_p13),
     "P15": (*PLAIN, "torch's copy of the same run", "each >= 0.85", make_p15),
     "P16": (*HOST_OPS, "none", "casts and layouts <= 5 us, others <= 6 us", make_p16),
-    "S1": (*SELECTOR, HEURISTIC, "mean <= 0.015, p95 <= 0.06, answered >= 0.70", selector.make_s1),
+    "S1": (*SELECTOR, HEURISTIC, "mean <= 0.015, p95 <= 0.06, answered >= 0.70, nested, 5 seeds", selector.make_s1),
     "S2": (
         *SELECTOR,
         "the analytic heuristic",
         "removes >= 0.60 of its regret, worst against it <= 0.05",
         selector.make_s2,
     ),
-    "S3": (*SELECTOR, HEURISTIC, "mean <= 0.03", selector.make_s3),
+    "S3": (*SELECTOR, HEURISTIC, "mean <= 0.03 with rates fitted without these problems", selector.make_s3),
     "S1_grouped": (
         *SELECTOR,
         "none",
-        "mean <= 0.015, p95 <= 0.06, answered >= 0.70",
+        "mean <= 0.015, p95 <= 0.06, answered >= 0.70, nested, 5 seeds",
         lambda result: selector.make_s1(result, True),
     ),
     "S2_grouped": (
@@ -295,7 +295,12 @@ TARGETS: dict[str, tuple[str, str, str, str, Callable]] = {
         "removes >= 0.60 of its regret, worst against it <= 0.05",
         lambda result: selector.make_s2(result, True),
     ),
-    "S3_grouped": (*SELECTOR, "none", "mean <= 0.03", lambda result: selector.make_s3(result, True)),
+    "S3_grouped": (
+        *SELECTOR,
+        "none",
+        "mean <= 0.03 with rates fitted without these problems",
+        lambda result: selector.make_s3(result, True),
+    ),
     "S4": (*HOST, "upstream recomputes on every call", "seen problem <= 0.3 us, new problem <= 10 us", make_s4),
     "R1": (
         *RANDOM,

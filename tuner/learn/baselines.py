@@ -94,7 +94,12 @@ def list_ranked(data: Dataset, test: np.ndarray, rows: ConfigRows) -> np.ndarray
 
 
 def choose_with_hindsight(data: Dataset, test: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return the best of `columns` I64[len(test), P] by the search rounds: no choice among these does better."""
+    """Return the best of `columns` I64[len(test), P] by the search rounds: no choice among these does better.
+
+    Where none of them was timed, it is the heuristic's pick.
+    """
     picture, every = (test[:, None], columns), np.arange(len(test))
     searched = np.where(np.isnan(data.search[picture]), data.log_ratio[picture], data.search[picture])
-    return columns[every, np.where(data.state[picture] >= SEARCHED, searched, np.inf).argmin(axis=1)]
+    is_timed = data.state[picture] >= SEARCHED
+    best = columns[every, np.where(is_timed, searched, np.inf).argmin(axis=1)]
+    return np.where(is_timed.any(axis=1), best, data.heuristic[test])

@@ -14,7 +14,7 @@ from tuner.learn.dataset import CONFIRMED, UNMEASURED, Dataset
 from tuner.learn.learner import Guards, Learned, Settings
 from tuner.learn.typed import make_typed
 from tuner.problems.fields import describe_variant, get_tokens, to_config
-from tuner.problems.shapes import OTHER_MODEL
+from tuner.problems.shapes import list_public
 
 FORMAT = 4
 
@@ -138,7 +138,7 @@ def count_data(data: Dataset) -> DataCounts:
         full_space_problems=int(data.full_space.sum()),
         families=len(np.unique(data.families)),
         configs=len(data.configs),
-        models=sorted(set(data.models) - {OTHER_MODEL}),
+        models=list_public(data.models),
         values_of_m=len({get_tokens(problem) for problem in data.problems}),
         variants=count_variants(data.problems),
         timed=int((data.state > UNMEASURED).sum()),

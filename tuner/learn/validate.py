@@ -21,7 +21,7 @@ from tuner.learn.families import hold_out
 from tuner.learn.learner import Settings, choose, choose_settings, fit
 from tuner.learn.residual import ConfigRows, make_config_rows
 from tuner.problems.fields import FEW_GROUPS, get_tokens, get_weight_shape
-from tuner.problems.shapes import OTHER_MODEL
+from tuner.problems.shapes import list_public
 
 #: What is compared, with the names that people read.
 METHODS = {
@@ -92,7 +92,7 @@ def name_weight(problem) -> str:
 
 def model_folds(data: Dataset) -> Iterator[Fold]:
     """Yield one fold per public model: all problems with one of its weights, whatever model they were swept for."""
-    for name in sorted(set(data.models) - {OTHER_MODEL}):
+    for name in list_public(data.models):
         shapes = {
             get_weight_shape(problem)
             for problem, model in zip(data.problems, data.models, strict=True)

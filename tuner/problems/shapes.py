@@ -21,6 +21,7 @@ any other field of a problem, or lines of JSON with one problem each, as DG_RECO
 
 import json
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ from tuner.problems.fields import MAJORS, OPS, get_weight_shape, get_work, read_
 PRESET_DIR = Path(__file__).parents[1] / "presets"
 #: The model of a shape that is in no preset.
 OTHER_MODEL = "other"
+#: That of weights drawn at random.
+DRAWN_MODEL = "drawn"
 #: The fields that every problem of a shape file has.
 SIZES = ("m", "n", "k")
 REMEDY = (
@@ -211,7 +214,14 @@ def model_of_shape(is_grouped: bool = False) -> dict[tuple[int, int], str]:
     return found
 
 
+def list_public(models: Iterable[str]) -> list[str]:
+    """Return which of the models are public ones, sorted, each once."""
+    return sorted(set(models) - {OTHER_MODEL, DRAWN_MODEL})
+
+
 def model_names(problems: list) -> list[str]:
-    """Return for each problem the public model that has such a weight, OTHER_MODEL where no preset has it."""
+    """Return for each problem the public model that has such a weight, OTHER_MODEL where no preset has it, DRAWN_MODEL
+    where only one of drawn weights does.
+    """
     known = {is_grouped: model_of_shape(is_grouped) for is_grouped in (False, True)}
     return [known[OP_KINDS[problem.op].is_grouped].get(get_weight_shape(problem), OTHER_MODEL) for problem in problems]

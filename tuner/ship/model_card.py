@@ -260,8 +260,8 @@ def describe_limits(record: Record, evaluation: Evaluation) -> str:
         "Measured in the regime above; other regimes (warm L2, launches that overlap) can prefer other configs.",
         (
             "The heuristic's constants are part of the package and were not refitted inside the folds; features contain"
-            " its estimate. On an H200 they were fitted to problems of the presets: on dense ones drawn at random its"
-            " regret is more than twice as large, so that the tables show too little of it."
+            " its estimate. They were fitted to sweeps of the presets, many of the problems of these tables among them:"
+            " the heuristic's figures are not out of sample."
         ),
         (
             "Problems measured with a few configs alone train the model and fill the exact table, but no regret is"
@@ -272,6 +272,6 @@ def describe_limits(record: Record, evaluation: Evaluation) -> str:
     if missing.pairs:
         facts.append(
             f"{missing.pairs} picks of some fold or baseline, on {missing.problems} problems, are scored on"
-            " search rounds for want of confirmation."
+            " search rounds, or on what is known of a config that was dropped, for want of confirmation."
         )
     return to_list(facts)

@@ -39,7 +39,15 @@ def test_the_problems_of_a_round_are_not_among_those_that_score_it(database, tmp
     assert [(row["problems"], row["left"]) for row in (before, after)] == [(0, full), (4, full - 4)]
     assert before["seconds"] == 0 and every["left"] == full and every["problems"] > full
     assert before["regret"] < before["heuristic"], "the prior is of the same machine"
-    assert before["heuristic"] == every["heuristic"] and after["done"]
+    assert before["heuristic"] == every["heuristic"] and every["regret"] == every["all"] == before["all"]
+
+
+def test_the_replay_ends_where_the_tool_would(database, tmp_path, monkeypatch):
+    monkeypatch.setattr(quick, "KEPT_MEAN", 1.0)  # the first round is good enough
+    monkeypatch.setattr(quick.Calibration, "is_done", property(lambda self: bool(self.rounds)))
+    out = tmp_path / "out.json"
+    assert calibration.main(["--db", str(database), "--op", "fp8_gemm", "--rounds", "3", "--out", str(out)]) == 0
+    assert [(row["round"], row["done"]) for row in read_json(out)["rows"]] == [(0, False), (1, True), ("all", True)]
 
 
 def test_without_other_kernels_there_is_nothing_to_replay(tmp_path):

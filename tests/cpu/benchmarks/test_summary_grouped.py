@@ -200,9 +200,17 @@ def test_grouped_op_kinds_have_selector_targets_of_their_own(tmp_path):
         and set(entries["S1_grouped"]["by_op"]) == set(means) - {"fp8_gemm"}
         and entries["S1_grouped"]["met"]
     )
-    assert entries["S3_grouped"]["value"] == 0.028 and entries["S3_grouped"]["met"]
+    assert entries["S3_grouped"]["value"] == 0.028 and not entries["S3_grouped"]["met"]  # its rates have seen these
     write_json(tmp_path / "evaluation.json", make_joined(tmp_path, {**means, "m_grouped_fp8_gemm_masked": 0.016}))
     assert not summary.make_summary(tmp_path)["S1_grouped"]["met"]
+
+
+@pytest.mark.parametrize("change", [{"seeds": 4}, {"nested": False}])
+def test_a_selector_is_met_by_five_seeds_and_settings_of_each_fold_alone(tmp_path, change):
+    joined = make_joined(tmp_path, {"fp8_gemm": 0.01, "bf16_gemm": 0.01})
+    joined["ops"]["bf16_gemm"]["meta"] |= change
+    entry = selector.make_s1(joined)
+    assert not entry["is_met"] and selector.make_s1(make_joined(tmp_path, {"fp8_gemm": 0.01}))["is_met"]
 
 
 def test_host_time_of_grouped_ops_stands_beside_the_target():
