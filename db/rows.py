@@ -26,7 +26,8 @@ class BlockRow:
     """One problem, measured on one board in one go.
 
     `board` is the hash of the board's UUID. `workload` is canonical JSON of the group sizes, "" for a dense problem.
-    `anchor_us` times a fixed product of the vendor's library; `noise` is the A/A noise, relative.
+    `anchor_us` times a fixed product of the vendor's library; `noise` is the A/A noise, relative;
+    `throttle` holds NVML's reasons for a lower clock, as bits.
     """
 
     block_id: int
@@ -47,6 +48,7 @@ class BlockRow:
     noise: float | None = None
     clock_mhz: float | None = None
     power_w: float | None = None
+    throttle: int | None = None
 
     @property
     def identity(self) -> Identity:

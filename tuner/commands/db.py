@@ -139,7 +139,7 @@ def audit(
     db: Recorded = "",
     as_json: AsJson = False,
 ) -> None:
-    """Find what should be measured again: rows that others contradict, and noisy blocks.
+    """Find what should be measured again: rows that others contradict, noisy and throttled blocks.
 
     Example: python -m tuner db audit --op fp8_gemm --json > doubts.json
     """
@@ -167,10 +167,14 @@ def describe_audits(found: dict) -> dict:
 def print_audit(op: str, found, top: int) -> None:
     """Print what an audit found of one op kind."""
     print(
-        f"{op}: {len(found.doubts)} of {found.thin} early drops on fewer than 3 samples are contradicted"
-        f" ({found.censored} drops in all)"
+        f"{op}: {len(found.doubts)} of {found.censored} early drops are contradicted ({found.thin} drops were on fewer"
+        " than 3 samples)"
     )
     print(f"  {len(found.noisy)} of {found.blocks} blocks have more than 2 % of A/A noise")
+    print(
+        f"  {len(found.throttled)} blocks were throttled by heat or by the power supply, {found.limited} ran at the"
+        " power limit"
+    )
     shown = found.doubts[: top or None]
     if shown:
         rows = [

@@ -1,9 +1,9 @@
 """What in the recorded data should be measured again: rows that contradict others, and blocks that were disturbed.
 
-A config that the race dropped after one or two samples has a time that nothing confirmed. It is doubtful where the same
-config was near the best of a problem of nearly the same m, or where the estimate says that it is: a single disturbed
-launch can hide a good config for ever. The list is of what may have been overlooked, not of what is wrong: estimates
-err, too.
+A config that the race dropped has a time that nothing confirmed. It is doubtful where the same config was near the best
+of a problem of nearly the same m; after one or two samples also where the estimate says that it is: a single disturbed
+launch can hide a good config for ever. The list is of what may have been overlooked, not of what is wrong: neighbours
+differ and estimates err, too.
 """
 
 import math
@@ -24,6 +24,10 @@ NEAR, CONTRADICTION = math.log(1.1), math.log(1.25)
 #: Neighbours differ in their tokens by at most this factor, and in nothing else.
 NEIGHBOUR_FACTOR = 2.0
 NEIGHBOUR, ESTIMATE = "neighbour", "estimate"
+#: NVML's reasons for a lower clock that disturb a measurement: hardware slowdown, heat by software and by hardware, and
+#: the brake of the power supply (nvml.h, nvmlClocksEventReason...). The power limit is none: long products reach it.
+DISTURBING = 0x8 | 0x20 | 0x40 | 0x80
+POWER_LIMIT = 0x4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +51,22 @@ class Doubt:
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found. `censored` counts all censored pairs, `thin` those with fewer than LEAST_SAMPLES samples."""
+    """What an audit found. `censored` counts all censored pairs, `thin` those with fewer than LEAST_SAMPLES samples,
+    `limited` the blocks that ran at the power limit.
+    """
 
     censored: int
     thin: int
     blocks: int
+    limited: int
     doubts: list[Doubt]
     noisy: list[BlockRow]
+    throttled: list[BlockRow]
 
     def problems(self) -> list[_C.Problem]:
         """Return the problems to measure again, in the order of their keys."""
-        problems = [*(doubt.problem for doubt in self.doubts), *(block.problem for block in self.noisy)]
+        problems = [doubt.problem for doubt in self.doubts]
+        problems += [block.problem for block in (*self.noisy, *self.throttled)]
         found = {problem.key: problem for problem in problems}
         return [found[key] for key in sorted(found)]
 
@@ -65,9 +74,10 @@ class Audit:
         """Return the audit as JSON values, with what `sweep --shapes` and `sweep --configs` read."""
         configs = {str(doubt.config): doubt.config for doubt in self.doubts}
         return {
-            **{name: getattr(self, name) for name in ("censored", "thin", "blocks")},
+            **{name: getattr(self, name) for name in ("censored", "thin", "blocks", "limited")},
             "doubts": [doubt.to_json() for doubt in self.doubts],
             "noisy": [{"problem": block.problem.as_dict(), "noise": block.noise} for block in self.noisy],
+            "throttled": [{"problem": block.problem.as_dict(), "reasons": block.throttle} for block in self.throttled],
             "problems": [problem.as_dict() for problem in self.problems()],
             "configs": [configs[name].as_dict() for name in sorted(configs)],
         }
@@ -88,14 +98,22 @@ def audit(data: Dataset, rows: list[MeasurementRow]) -> Audit:
     samples = count_samples(rows)
     blocks = {row.block.block_id: row.block for row in rows}
     censored = np.argwhere(data.state == CENSORED)
-    thin = [
-        (int(row), int(column))
-        for row, column in censored
-        if samples[data.problems[row], data.configs[column]] < LEAST_SAMPLES
-    ]
+    pairs = [(int(row), int(column)) for row, column in censored]
     noisy = [block for block in blocks.values() if block.noise is not None and block.noise > MAX_NOISE]
-    doubts = find_doubts(data, thin, samples)
-    return Audit(len(censored), len(thin), len(blocks), doubts, sorted(noisy, key=noise_order))
+    return Audit(
+        len(pairs),
+        sum(is_thin(data, pair, samples) for pair in pairs),
+        len(blocks),
+        sum(bool((block.throttle or 0) & POWER_LIMIT) for block in blocks.values()),
+        find_doubts(data, pairs, samples),
+        sorted(noisy, key=noise_order),
+        [block for _, block in sorted(blocks.items()) if (block.throttle or 0) & DISTURBING],
+    )
+
+
+def is_thin(data: Dataset, pair: tuple[int, int], samples: dict) -> bool:
+    """Return whether a pair (row, column) was dropped on fewer than LEAST_SAMPLES samples."""
+    return samples[data.problems[pair[0]], data.configs[pair[1]]] < LEAST_SAMPLES
 
 
 def noise_order(block: BlockRow) -> tuple:
@@ -112,19 +130,19 @@ def count_samples(rows: list[MeasurementRow]) -> dict:
     return found
 
 
-def find_doubts(data: Dataset, thin: list[tuple[int, int]], samples: dict) -> list[Doubt]:
-    """Return a doubt for each of the `thin` pairs that a neighbour or the estimate contradicts.
+def find_doubts(data: Dataset, dropped: list[tuple[int, int]], samples: dict) -> list[Doubt]:
+    """Return a doubt for each of the `dropped` pairs that a neighbour contradicts, or the estimate a thin one.
 
     Those of neighbours, which were measured, come first, and among them those that should be fastest.
     """
     neighbours = find_neighbours(data)
     behind = data.log_ratio - data.log_ratio[np.arange(len(data.problems)), data.oracle][:, None]
     found = []
-    for row, column in thin:
+    for row, column in dropped:
         timed = [other for other in neighbours[row] if data.state[other, column] >= SEARCHED]
         sources = {
             NEIGHBOUR: min((float(behind[other, column]) for other in timed), default=math.inf),
-            ESTIMATE: estimate_behind(data, row, column),
+            ESTIMATE: estimate_behind(data, row, column) if is_thin(data, (row, column), samples) else math.inf,
         }
         for source, expected in sources.items():
             if expected <= NEAR and behind[row, column] - expected > CONTRADICTION:

@@ -56,11 +56,28 @@ def test_a_neighbour_contradicts_a_drop_on_one_sample(machine):
 
 @pytest.mark.parametrize(
     ("samples", "other", "ratio"),
-    [(3, NEAR, 1.02), (1, FAR, 1.02), (1, NEAR, 1.3), (1, NEAR, 2.7)],
-    ids=["enough samples", "no neighbour", "slow there too", "dropped there too"],
+    [(1, FAR, 1.02), (1, NEAR, 1.3), (1, NEAR, 2.7)],
+    ids=["no neighbour", "slow there too", "dropped there too"],
 )
 def test_without_a_contradiction_nothing_is_doubted(machine, samples, other, ratio):
     assert not find(block(machine, HERE, {SLOW: 2.7}, samples=samples), block(machine, other, {SLOW: ratio})).doubts
+
+
+def test_a_neighbour_contradicts_a_drop_on_enough_samples_and_the_estimate_does_not(machine):
+    found = find(block(machine, HERE, {SLOW: 2.7, CLOSE: 1.8}, samples=3), block(machine, NEAR, {SLOW: 1.02}))
+    assert [(doubt.config, doubt.source, doubt.samples) for doubt in found.doubts] == [(SLOW, NEIGHBOUR, 3)]
+    assert (found.censored, found.thin) == (2, 0)
+
+
+def test_throttled_blocks_are_named_and_those_at_the_power_limit_counted(machine):
+    parts = [block(machine, problem, {}) for problem in (HERE, NEAR, FAR)]
+    marked = [
+        [replace(row, block=replace(row.block, throttle=reasons)) for row in part]
+        for part, reasons in zip(parts, (0x4, 0x24, None), strict=True)
+    ]
+    found = find(*marked)
+    assert [each.problem for each in found.throttled] == [NEAR] == found.problems() and found.limited == 2
+    assert found.to_json()["throttled"] == [{"problem": NEAR.as_dict(), "reasons": 0x24}]
 
 
 def test_the_estimate_contradicts_where_no_neighbour_was_measured(machine):
