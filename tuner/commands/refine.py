@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import typer
@@ -36,16 +37,31 @@ def refine(
 
     Example: python -m tuner refine --shapes shapes.jsonl
     """
+    from tuner.problems.shapes import load_file
+
+    report = install_few(
+        lambda: load_file(shapes_file), count, database, out, effort=effort, device=device, backend=backend
+    )
+    print(
+        json.dumps(report, indent=1, sort_keys=True) if as_json else describe(report, "written" if out else "installed")
+    )
+
+
+def install_few(
+    load: Callable[[], list], count: int, database: str, out: Path | None, *, effort: str, device: int, backend: str
+) -> dict:
+    """Measure the `count` best choices for each of the problems that `load` returns, and the heuristic's picks; install
+    the winners, and return what was done.
+    """
     from tuner.learn.sources import device_at_hand
     from tuner.measure.worker import BACKENDS
-    from tuner.problems.shapes import load_file
     from tuner.search.candidates import SweepOptions
     from tuner.search.problem_run import EFFORTS
     from tuner.ship.tuned import install_best, list_finalists
 
     check_choice("--effort", effort, EFFORTS)
     check_choice("--backend", backend, BACKENDS)
-    folder, problems = choose_folder(out, backend), load_file(shapes_file)
+    folder, problems = choose_folder(out, backend), load()
     target = database or environment.tuner_database()
     options = SweepOptions(
         problems=problems,
@@ -59,10 +75,7 @@ def refine(
     summary = measure(options, target, 0)
     failed = {str(problem): reason for problem, reason in summary["failed"].items()}
     installed = [install_best(problem, target, folder, backend) for problem in problems if str(problem) not in failed]
-    report = {"problems": len(problems), "failed": failed, "installed": installed}
-    print(
-        json.dumps(report, indent=1, sort_keys=True) if as_json else describe(report, "written" if out else "installed")
-    )
+    return {"problems": len(problems), "failed": failed, "installed": installed}
 
 
 def describe(report: dict, verb: str) -> str:

@@ -3,10 +3,14 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from tuner import errors
+from tuner.commands import options as shared_options
+from tuner.commands.refine import describe as describe_few
+from tuner.commands.refine import install_few
 
 RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 
@@ -26,19 +30,34 @@ def warmup(
     device: str = typer.Option("", help="SKU or short name (h200, h100, ...). Default: this machine's GPU."),
     any_size: bool = typer.Option(False, help="Also compile what other sizes of the same ops choose most often."),
     cores: int = typer.Option(0, min=0, help="Compilers at a time; 0: one per core."),
+    count: int = typer.Option(
+        0, "--measure", min=0, max=12, help="First measure so many of the best configs of each shape, as `refine` does."
+    ),
+    database: str = shared_options.RECORD_DB,
+    out: Path = shared_options.MODEL_FOLDER,
+    backend: str = shared_options.BACKEND,
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
     """Compile every kernel that these shapes need into the disk cache. With --device this needs no GPU.
+
+    --db, --out and --backend are for --measure, which installs the winners first. With --out they are only written
+    there, and what the library chooses without them is compiled.
 
     Example: python -m tuner warmup shapes.jsonl --m 1-64,128-4096:128 --device h200
     """
     import deep_gemm
     from deep_gemm.errors import CacheError, DeepGemmError, DeviceError
+    from tuner.learn.sources import device_at_hand
     from tuner.problems.shapes import load_file
 
     problems, rows = load_file(shapes_file, "SHAPES"), parse_rows(m)
+    check_measuring(count, device, {"--db": bool(database), "--out": bool(out), "--backend": backend != "cuda"})
+    measured = None
     try:
-        report = deep_gemm.warmup(problems, rows, device=device or None, any_size=any_size, cores=cores)
+        board = device_at_hand("", 0) if count else device or None
+        if count:
+            measured = measure_few(problems, rows, count, board, database=database, out=out, backend=backend)
+        report = deep_gemm.warmup(problems, rows, device=board, any_size=any_size, cores=cores)
     except DeviceError as error:
         if device:
             raise errors.UsageError(f"--device {device}: {error}") from error
@@ -48,9 +67,36 @@ def warmup(
         raise errors.TunerError(str(error)) from error
     except DeepGemmError as error:
         raise errors.UsageError(str(error)) from error
-    print(json.dumps(report.as_dict(), indent=1, sort_keys=True) if as_json else describe(report))
+    if as_json:
+        shown = {"measured": measured} if measured else {}
+        print(json.dumps(report.as_dict() | shown, indent=1, sort_keys=True))
+    else:
+        lines = [describe_few(measured, "written" if out else "installed")] if measured else []
+        print("\n".join([*lines, describe(report)]))
     if report.failures:
         raise errors.TunerError(f"{len(report.failures)} of {report.kernels} kernels failed")
+
+
+def measure_few(problems: list, rows: list[int] | None, count: int, board, **options: Any) -> dict:
+    """Measure the `count` best configs of each problem with each number of rows on this machine's GPU, `board`, and
+    install the winners; return what was done. `options` are those of install_few.
+    """
+    from deep_gemm import selection
+    from deep_gemm.warm_up import list_problems
+
+    every = list_problems(problems, rows, board)
+    found = install_few(lambda: every, count, **options, effort="quick", device=0)
+    selection.forget_selectors()  # the kernels of the winners are those to compile
+    return found
+
+
+def check_measuring(count: int, device: str, given: dict[str, bool]) -> None:
+    """Raise UsageError where --measure and what belongs to it, `given`, do not fit together."""
+    if count and device:
+        raise errors.UsageError(f"--measure {count}: measures on this machine's GPU; drop --device {device}")
+    flags = [flag for flag, is_given in given.items() if is_given]
+    if flags and not count:
+        raise errors.UsageError(f"{', '.join(flags)}: nothing is measured without --measure; give that, too")
 
 
 def parse_rows(text: str) -> list[int] | None:

@@ -7,11 +7,15 @@ import pytest
 import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import CompileError, DeviceError
+from deep_gemm.selector import Selector
 from deep_gemm.warm_up import Failure, WarmUpReport
+from tests.fakes.in_process_worker import InProcessWorker
 from tuner import cli
 from tuner.commands.warmup import parse_rows
-from tuner.errors import UsageError
+from tuner.errors import EXIT_USAGE, UsageError
+from tuner.search import sweep
 
+DEVICE = _C.Device.known("h200")
 SHAPE = _C.Problem("fp8_gemm", 64, 256, 512)
 FAILURE = Failure("64x64x128 for a problem", CompileError("no such instruction"))
 
@@ -95,3 +99,31 @@ def test_rows():
     for text in ("4-1", "x", "1,,2", "-3", "1-9:x", "1-9:0"):
         with pytest.raises(UsageError, match="--m"):
             parse_rows(text)
+
+
+def test_the_best_few_are_measured_before_anything_is_compiled(own_home, shapes, calls, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker())
+    options = ["--measure", "2", "--m", "8,64", "--backend", "simulated", "--db", tmp_path / "t.db", "--out", tmp_path]
+    assert cli.run(["warmup", shapes, *map(str, options), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["measured"]["problems"] == len(report["measured"]["installed"]) == 2
+    selector = Selector((tmp_path / f"{DEVICE.sku}.dgsel").read_bytes())
+    for m, found in zip((8, 64), report["measured"]["installed"], strict=True):
+        choice = selector.choose(_C.Problem("fp8_gemm", m, 256, 512), DEVICE)
+        assert choice.source == "exact" and choice.config.as_dict() == found["config"]
+    [((_, rows), made)] = calls[0]
+    assert rows == [8, 64] and made["device"].sku == DEVICE.sku
+    assert cli.run(["warmup", shapes, *map(str, options)]) == 0
+    assert "2 of 2 problems written" in (text := capsys.readouterr().out) and "2 problems need 3 kernels" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--measure", "3", "--device", "h200"], "--measure 3: measures on this machine's GPU; drop --device h200"),
+        (["--db", "t.db", "--out", "x"], "--db, --out: nothing is measured without --measure"),
+    ],
+)
+def test_what_belongs_to_measuring_needs_it(shapes, calls, capsys, arguments, message):
+    assert cli.run(["warmup", shapes, *arguments]) == EXIT_USAGE
+    assert message in capsys.readouterr().err and not calls[0]
