@@ -13,9 +13,11 @@ Method: the tuner's sweep measures all configs of each problem, those with the k
     and the finalists are confirmed in the same rounds. The best config is chosen on search rounds and scored on
     confirmation rounds, as in `tuner evaluate`, so that a regret can be negative.
 With `--score` nothing is timed: the choices of the artefact of today are looked up in the rows of `--db`.
-Result: {"meta": origin, artefact, seed; "kinds": {kind: {"selector", "heuristic": statistics}}, "all": {"selector",
-    "heuristic": {"mean", "p95", "max"}}, "rows": [problem, time and best config, both picks and their regrets]}. Masked
-    problems of at most FEW_GROUPS groups are a kind of their own.
+    "refined" is what `python -m tuner refine` would install: of as many configs as it measures, those that the
+    selector predicts fastest and the heuristic's pick, the best one on search rounds.
+Result: {"meta": origin, artefact, seed; "kinds": {kind: {role: statistics}}, "all": {role: {"mean", "p95", "max"}},
+    "rows": [problem, time and best config, each role's pick and its regret]}. Masked problems of at most FEW_GROUPS
+    groups are a kind of their own.
 """
 
 import argparse
@@ -28,11 +30,12 @@ from pathlib import Path
 
 import numpy as np
 
-from deep_gemm import _C
+from deep_gemm import _C, environment
 from deep_gemm.fields import OP_KINDS
 from tuner import errors
 from tuner.commands.sweep import measure
 from tuner.db import Store
+from tuner.learn.baselines import choose_with_hindsight
 from tuner.learn.dataset import CONFIRMED, UNMEASURED, Dataset, load_dataset
 from tuner.learn.evaluate import summarize
 from tuner.learn.sources import device_at_hand, find_device
@@ -40,6 +43,7 @@ from tuner.problems.fields import FEW_GROUPS, get_weight_shape, has_few_groups
 from tuner.problems.shapes import expand_group, load_preset, preset_names
 from tuner.search.candidates import SweepOptions
 from tuner.search.problem_run import EFFORTS
+from tuner.ship.tuned import list_finalists
 
 from .choices import Choices
 from .speedup import rounded
@@ -57,7 +61,9 @@ COUNTS = {
 GROUPS = (2, 4, 8, 16, 32)
 #: What the choices must reach: the mean regret over all problems, of which there must be so many.
 MAX_MEAN, MIN_PROBLEMS = 0.02, 40
-ROLES = ("selector", "heuristic")
+ROLES = ("selector", "heuristic", "refined")
+#: Configs of "refined": the default of `refine --best`.
+REFINED = 16
 
 
 def draw_log(source: random.Random, low: int, high: int, step: int = 1) -> int:
@@ -136,9 +142,10 @@ def find_chooser(args: argparse.Namespace) -> _C.Device:
 
 
 def find_choices(problems: list, device) -> dict:
-    """Return {problem: {role: choice}}, see choices.py."""
+    """Return {problem: {role: choice}}, see choices.py, and under "few" the configs that a refinement measures."""
     makers = {op: Choices(op, device) for op in {problem.op for problem in problems}}
-    return {problem: makers[problem.op].of(problem, ("heuristic",)) for problem in problems}
+    few = list_finalists(problems, device, environment.model_dir() or Path(), REFINED)
+    return {problem: {**makers[problem.op].of(problem, ("heuristic",)), "few": few[problem]} for problem in problems}
 
 
 def score(problems: list, choices: dict, store: Store) -> tuple[list[Dataset], list[dict]]:
@@ -152,7 +159,9 @@ def score(problems: list, choices: dict, store: Store) -> tuple[list[Dataset], l
                 continue
             picks = column.get(choices[problem]["auto"].config, -1), int(data.heuristic[row])
             if data.full_space[row] and min(picks) >= 0 and all(data.state[row, picks] != UNMEASURED):
-                rows[problem] = describe_row(data, row, picks, choices[problem]["auto"].source)
+                few = [column[config] for config in choices[problem]["few"] if config in column]
+                refined = int(choose_with_hindsight(data, np.array([row]), np.array([[*few, picks[1]]]))[0])
+                rows[problem] = describe_row(data, row, (*picks, refined), choices[problem]["auto"].source)
     return tables, [rows[problem] for problem in problems if problem in rows]
 
 
@@ -168,10 +177,10 @@ def load_tables(store: Store, sku: str, ops: list[str]) -> list[Dataset]:
     return found
 
 
-def describe_row(data: Dataset, row: int, picks: tuple[int, int], source: str) -> dict:
-    """Return one problem's row of the result; the two picks are columns of `data`."""
+def describe_row(data: Dataset, row: int, picks: tuple[int, ...], source: str) -> dict:
+    """Return one problem's row of the result; the picks of ROLES are columns of `data`."""
     problem = data.problems[row]
-    regrets = np.expm1(data.regret_log(np.array([row, row]), np.array(picks)))
+    regrets = np.expm1(data.regret_log(np.full(len(picks), row), np.array(picks)))
     chosen = {
         role: {
             "config": str(data.configs[pick]),
@@ -193,7 +202,7 @@ def describe_row(data: Dataset, row: int, picks: tuple[int, int], source: str) -
 
 
 def summarize_kind(tables: list[Dataset], rows: list[dict]) -> dict:
-    """Return the statistics of both choices over the rows of one kind, and who chose how often."""
+    """Return the statistics of the choices over the rows of one kind, and who chose how often."""
     found: dict = {"problems": len(rows), "sources": dict(Counter(row["source"] for row in rows))}
     keys = {row["problem"]: row for row in rows}
     data = next(table for table in tables if any(problem.key in keys for problem in table.problems))

@@ -9,8 +9,8 @@ import typer
 
 from tuner import errors
 from tuner.commands import options as shared_options
+from tuner.commands.refine import MOST, install_few
 from tuner.commands.refine import describe as describe_few
-from tuner.commands.refine import install_few
 
 RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 
@@ -31,7 +31,11 @@ def warmup(
     any_size: bool = typer.Option(False, help="Also compile what other sizes of the same ops choose most often."),
     cores: int = typer.Option(0, min=0, help="Compilers at a time; 0: one per core."),
     count: int = typer.Option(
-        0, "--measure", min=0, max=12, help="First measure so many of the best configs of each shape, as `refine` does."
+        0,
+        "--measure",
+        min=0,
+        max=MOST,
+        help="First measure so many of the best configs of each shape, as `refine` does.",
     ),
     database: str = shared_options.RECORD_DB,
     out: Path = shared_options.MODEL_FOLDER,

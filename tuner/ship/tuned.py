@@ -56,16 +56,18 @@ def install_best(problem: _C.Problem, database: str, folder: Path, backend: str 
 
 
 def list_finalists(problems: list, device: _C.Device, folder: Path, count: int) -> dict:
-    """Return {problem: configs}: the `count` that the selector predicts fastest, or the estimate where it refuses."""
+    """Return {problem: configs}, see rank_finalists."""
     return {problem: rank_finalists(problem, device, folder, count) for problem in problems}
 
 
 def rank_finalists(problem: _C.Problem, device: _C.Device, folder: Path, count: int) -> list:
-    """Return the `count` configs that are predicted fastest for one problem, best first."""
+    """Return the `count` configs that are predicted fastest for one problem, best first: by the selector, and behind
+    those that it knows, or where it refuses, by the estimate.
+    """
     choice = choose_before(problem, device, folder / f"{device.sku}{selector_files.SUFFIX}", "model")
     scores = {config: score for config, score in (choice.scores or {}).items() if score < float("inf")}
     ranked = sorted(scores, key=lambda config: scores[config])
-    return (ranked or _C.get_shortlist(problem, device, count))[:count]
+    return list(dict.fromkeys([*ranked, *_C.get_shortlist(problem, device, count)]))[:count]
 
 
 def read_base(sku: str, path: Path) -> bytes | None:

@@ -42,7 +42,7 @@ def read_times(database, problem) -> dict:
 
 def test_the_best_of_a_few_is_installed_for_every_shape(capsys, tmp_path):
     finalists = tuned.list_finalists(PROBLEMS, DEVICE, tmp_path / "models", 3)
-    assert refine(tmp_path, "--json") == 0
+    assert refine(tmp_path, "--best", 3, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["problems"] == len(report["installed"]) == 3 and not report["failed"]
     selector = Selector((tmp_path / "models" / f"{DEVICE.sku}.dgsel").read_bytes())
@@ -60,8 +60,11 @@ def test_finalists_are_the_lowest_scores_and_without_scores_the_best_estimates(t
     configs = _C.get_shortlist(problem, DEVICE, 5)[:5]
     choice = SimpleNamespace(scores=dict(zip(configs, (0.0, -0.1, math.inf, 0.2, -0.3), strict=True)))
     monkeypatch.setattr(tuned, "choose_before", lambda *arguments: choice)
-    for count, places in ((1, [4]), (3, [4, 1, 0]), (9, [4, 1, 0, 3])):
+    for count, places in ((1, [4]), (3, [4, 1, 0]), (4, [4, 1, 0, 3])):
         assert tuned.rank_finalists(problem, DEVICE, tmp_path, count) == [configs[place] for place in places]
+    every = tuned.rank_finalists(problem, DEVICE, tmp_path, 16)
+    assert every[:4] == [configs[place] for place in (4, 1, 0, 3)] and len(set(every)) == len(every) == 16
+    assert set(every[4:]) < set(_C.get_shortlist(problem, DEVICE, 16))
     choice.scores = None
     assert tuned.rank_finalists(problem, DEVICE, tmp_path, 3) == configs[:3]
 
