@@ -11,13 +11,27 @@ PROBLEM_FIELDS = {field.name: field for field in _C.PROBLEM_FIELDS}
 #: In the order of `Config.as_dict()`.
 CONFIG_FIELDS = {field.name: field for field in _C.CONFIG_FIELDS}
 OP_KINDS = {kind.name: kind for kind in _C.OP_KINDS}
+#: The largest size of a problem.
+MAX_DIM = PROBLEM_FIELDS["m"].maximum
+
+
+def round_sizes(problem: "_C.Problem") -> dict[str, int]:
+    """Return the sizes that calls of a problem have rounded, so that choices are few: those of attention logits."""
+    kind = OP_KINDS[problem.op]
+    if not kind.is_logits:
+        return {}
+    names = ("n",) if kind.is_paged else ("m", "n")
+    return {name: _C.round_expected_m(getattr(problem, name), MAX_DIM) for name in names}
 
 
 def fit_rows(problem: "_C.Problem", rows: int) -> dict[str, int]:
     """Return the fields of a problem like this one with `rows` rows: m, or expected_m where each group has room for m
-    rows; none where K is divided among groups.
+    rows; none where K is divided among groups. Paged logits have whole sequences of next_n rows, the last one rounded
+    up.
     """
     kind = OP_KINDS[problem.op]
     if kind.k_is_divided:
         return {}
+    if kind.is_paged:
+        return {"m": -(-rows // problem.next_n) * problem.next_n}
     return {"expected_m": _C.round_expected_m(rows, problem.m)} if kind.has_room else {"m": rows}

@@ -11,10 +11,10 @@ import torch
 
 from deep_gemm import _C, planned
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
-from deep_gemm.operands import check_integer, check_tensor, is_fake
+from deep_gemm.operands import check_integer, check_tensor, is_fake, record
 from deep_gemm.planned import Launch, Memory, argument, memory
 from deep_gemm.quantize import ceil_div
-from deep_gemm.vendor import overlaps, shares_memory
+from deep_gemm.vendor import overlaps, shares_memory, writing
 
 #: Rows of A that a CTA takes, the fewest of these with which all CTAs run at once; and K of a chunk, of which a part
 #: has whole ones.
@@ -69,12 +69,15 @@ def tf32_hc_prenorm_gemm(
     if _product(a, b, d, sqr_sum, num_splits) is not NotImplemented:
         return
     shape = _check(a, b, d, sqr_sum, num_splits)
+    if any(map(is_fake, (a, b, d, sqr_sum))):
+        record("tf32_hc_prenorm_gemm", a, b, d, sqr_sum, num_splits)
+        return
     if shape.m == 0 or d.is_meta:
         return
-    with torch.no_grad():
+    with writing(d):
         if a.is_cuda and shape.n > 0 and shape.k > 0:
             planned.run(_make_plan(a, b, d, sqr_sum, shape, num_splits), a, b, d, sqr_sum)
-        elif not (a.is_cuda and _C.get_compile_mode()):
+        elif not _C.get_compile_mode():
             _run_reference(a, b, *((d, sqr_sum) if num_splits else (d[None], sqr_sum[None])))
 
 
@@ -145,7 +148,8 @@ def _check_layouts(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: t
             raise LayoutError(f"{name}.stride() = {tensor.stride()}: elements of {name} share memory; pass its own.")
     for name, tensor in (("a", a), ("b", b)):
         pitch = tensor.stride(0) * tensor.element_size() if tensor.shape[0] > 1 and tensor.shape[1] > 0 else 0
-        address = 0 if tensor.is_meta or not tensor.is_cuda else tensor.data_ptr()
+        has_address = tensor.is_cuda and not tensor.is_meta and not is_fake(tensor)
+        address = tensor.data_ptr() if has_address else 0
         if pitch % 16 or address % 16:
             raise LayoutError(
                 f"{name}: rows must start at multiples of 16 bytes, the first is at {address} and they are {pitch}"

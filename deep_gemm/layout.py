@@ -8,7 +8,7 @@ import torch
 
 from deep_gemm import _C, cast_kernels, planned
 from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
-from deep_gemm.operands import check_flag, check_integer, check_integers, check_tensor, shorten
+from deep_gemm.operands import check_flag, check_integer, check_integers, check_tensor, is_fake, shorten
 from deep_gemm.packing import PER_WORD, check_scales, exponents_of
 from deep_gemm.quantize import align, ceil_div
 
@@ -232,8 +232,8 @@ def _make_mn_major(shape, dtype: torch.dtype, device) -> torch.Tensor:
 def _is_mn_major(sf: torch.Tensor) -> bool:
     """Return whether sf has this layout at an aligned address; the strides of dims of size 1 do not count."""
     strides = zip(sf.shape, sf.stride(), _strides(sf.shape, sf.element_size()))
-    # While a graph is compiled, no address is known; one that is not aligned is only slower.
-    is_aligned = sf.is_meta or torch.compiler.is_compiling() or sf.data_ptr() % _TMA_ALIGNMENT_BYTES == 0
+    # While a graph is made, no address is known; one that is not aligned is only slower.
+    is_aligned = sf.is_meta or is_fake(sf) or torch.compiler.is_compiling() or sf.data_ptr() % _TMA_ALIGNMENT_BYTES == 0
     return is_aligned and all(size == 1 or have == want for size, have, want in strides)
 
 

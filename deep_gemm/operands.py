@@ -39,6 +39,14 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "fake_mode")
 
 
+def record(name: str, *arguments: object) -> None:
+    """Put a call of the public op `name` on fake tensors into the graph that is being recorded, if one is."""
+    from deep_gemm import tracing  # which imports all ops
+
+    if tracing.is_recording():
+        tracing.get_recorder(name)(*arguments)
+
+
 def check_numbers(name: str, value: Any) -> None:
     """Raise ArgumentError unless `value` is such a tensor, whose numbers can be read."""
     check_tensor(name, value)

@@ -41,6 +41,6 @@ def set_block_size_multiple_of(value: int | Sequence[int]) -> None:
 
     Raises: ArgumentError.
     """
-    values = [value] if isinstance(value, int) else list(value)
+    values = list(value) if isinstance(value, Sequence) else [value]
     if len(values) not in (1, 2) or not all(isinstance(each, int) and each > 0 for each in values):
         raise ArgumentError(f"value = {value!r}: must be an int >= 1, or two of them; pass such numbers.")

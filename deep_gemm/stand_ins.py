@@ -113,7 +113,7 @@ def _is_text(text) -> bool:
 
 
 def _is_sizes(sizes) -> bool:
-    return isinstance(sizes, (tuple, list)) and all(_is_integer(size) for size in sizes)
+    return sizes is None or (isinstance(sizes, (tuple, list)) and all(_is_integer(size) for size in sizes))
 
 
 def _is_flag(argument) -> bool:
@@ -152,4 +152,5 @@ _FORMS = {
     "number": "float({0})",
     "optional_number": "1.0 if {0} is None else float({0})",
     "queries": "_take_queries({0})",
+    "sizes": "() if {0} is None else {0}",  # as an eager call takes none
 }

@@ -9,7 +9,7 @@ import torch
 
 from deep_gemm import _C
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
-from deep_gemm.operands import check_tensor, is_fake
+from deep_gemm.operands import check_tensor, is_fake, record
 
 _INPUT_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
 _OUTPUT_DTYPES = (torch.bfloat16, torch.float32)
@@ -63,6 +63,7 @@ def _run(layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torc
         check_operands(layout, a, b, d, c)
         tensors = _named(a, b, d, c)
         if any(is_fake(tensor) for tensor in tensors.values()) and not torch.compiler.is_compiling():
+            record(f"cublaslt_gemm_{layout}", a, b, d, c)
             return
         _check_overlaps(tensors)
         if not _C.get_compile_mode():

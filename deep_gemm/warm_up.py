@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from deep_gemm import _C, selection
 from deep_gemm.errors import ArgumentError, DeepGemmError, DeviceError, ProblemError, WarmUpWarning
-from deep_gemm.fields import fit_rows
+from deep_gemm.fields import fit_rows, round_sizes
+from deep_gemm.operands import shorten
 
 
 class Failure(NamedTuple):
@@ -114,12 +115,14 @@ def _find_device(device: "str | _C.Device | None") -> tuple["_C.Device", bool]:
 def list_problems(problems, m: int | Iterable[int] | None, device: "_C.Device") -> list["_C.Problem"]:
     """Return the problems with every m in force, each once, those with few rows first. Raises: as warmup."""
     is_path = isinstance(problems, str | os.PathLike)
+    if not is_path and not isinstance(problems, Iterable):
+        raise ArgumentError(f"problems = {shorten(problems)}: must be a file, or problems; pass a list of them.")
     given = read_shapes(Path(problems)) if is_path else [_read(problem) for problem in problems]
     given = [chosen for problem in given for chosen in _apply_settings(problem, device)]
-    if m is None:
-        return list(dict.fromkeys(given))
-    rows = [m] if isinstance(m, int) else m
-    return list(dict.fromkeys(_replace(problem, **fit_rows(problem, count)) for count in rows for problem in given))
+    if m is not None:
+        rows = [m] if isinstance(m, int) else m
+        given = [_replace(problem, **fit_rows(problem, count)) for count in rows for problem in given]
+    return list(dict.fromkeys(_replace(problem, **round_sizes(problem)) for problem in given))
 
 
 def read_shapes(path: Path) -> list["_C.Problem"]:

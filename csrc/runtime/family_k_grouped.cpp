@@ -8,6 +8,7 @@
 
 #include "runtime/family.hpp"
 #include "runtime/operand_checks.hpp"
+#include "runtime/policy.hpp"
 #include "runtime/torch_calls.hpp"
 
 namespace deep_gemm {
@@ -102,6 +103,11 @@ void check_psum_sizes(const Call& call, const Sizes& sizes) {
     if (!call.groups.is_present())
         throw Error(ErrorKind::kArgument,
                     "ks_tensor = None: with use_psum_layout it says where the groups end; pass it.");
+    if (get_mk_alignment() != kScaleGranularity)
+        throw Error(ErrorKind::kArgument,
+                    "use_psum_layout = True with an alignment of " + std::to_string(get_mk_alignment()) +
+                        " (get_k_alignment_for_contiguous_layout()): groups of K start at multiples of 128; call "
+                        "set_mk_alignment_for_contiguous_layout(128).");
     if (call.has_blocks() && sizes.k % kScaleGranularity != 0)
         fail_shape("sum_k = " + std::to_string(sizes.k) +
                    ": blocks of groups are multiples of 128 wide; pad every group along K.");

@@ -200,6 +200,8 @@ void parse_options(const Slots& slots, Call& call) {
     if (slots[kExpectedM] != nullptr) call.expected_m = parse_expected_m(slots[kExpectedM]);
     if (is_given(slots[kKs]) || (slots[kKs] != nullptr && !op_kind(call.op).has_ends()))
         call.ks = parse_group_sizes(slots[kKs]);
+    // Where the device says where groups end, no entries are as good as none.
+    if (call.ks && call.ks->empty() && op_kind(call.op).has_ends()) call.ks.reset();
     call.ensures_zero_padding = parse_switch("ensure_zero_padding", slots[kEnsureZeroPadding]);
     // A hint for libraries that choose a config by it; ours knows the rows of A.
     if (is_given(slots[kExpectedMForPsumLayout]))

@@ -86,6 +86,8 @@ class Job(NamedTuple):
 TRANSPOSE = Job.of_plain("transpose_fp8")
 #: The pass that copies row-major scales: words, or 16 bytes at once.
 SCALE_COPIES = tuple(Job.of_plain("scale_layout", kPack=0, kAligned=is_aligned) for is_aligned in (0, 1))
+#: What makes the schedule of paged logits, in a call before theirs.
+METADATA = Job.of_plain("mqa_metadata")
 #: What sums of products launch after the product, or in its place where they are small, each with the arguments of
 #: _C.load_sum_kernel: whether the sum is small, whether D is FP32, and whether there is a C.
 SUMS = {

@@ -10,7 +10,7 @@ from deep_gemm.errors import CacheError, CompileError, DeepGemmError, ProblemErr
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit import ahead, cache
 from deep_gemm.jit.compile import CompileResult
-from deep_gemm.jit.compile_pool import SCALE_COPIES, SUMS, TRANSPOSE, Job, Outcome, get_num_cores, run_jobs
+from deep_gemm.jit.compile_pool import METADATA, SCALE_COPIES, SUMS, TRANSPOSE, Job, Outcome, get_num_cores, run_jobs
 
 #: The lock of all warm-ups with one cache folder: one process compiles on all cores, the others wait for it.
 _LOCK_KEY = "0" * 63 + "1"
@@ -63,10 +63,11 @@ def _job_of(problem: "_C.Problem", config: "_C.Config") -> Job:
 
 
 def _list_passes(listed: list["_C.Problem"], device: "_C.Device", any_size: bool) -> list[Job]:
-    """Return what FP8 operands need that are not K-major, and what adds up sums; problems do not say whether their
+    """Return what FP8 operands need that are not K-major, what makes schedules, and what adds up sums; problems do not say whether their
     operands are, nor which D and C they have, nor where MN-major scales come from.
     """
     passes = [TRANSPOSE] if any(OP_KINDS[problem.op].is_fp8 for problem in listed) else []
+    passes += [METADATA] if any(OP_KINDS[problem.op].is_paged for problem in listed) else []
     passes += SCALE_COPIES if any(_may_copy_scales(problem, any_size) for problem in listed) else ()
     sums = {_C.is_small_sum(problem, device) for problem in listed if OP_KINDS[problem.op].is_summed}
     return passes + [job for job, (is_small, *_) in SUMS.items() if is_small in sums or (sums and any_size)]

@@ -5,6 +5,8 @@ import types
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import deep_gemm
 from deep_gemm import hc_prenorm, library, planned
@@ -12,6 +14,7 @@ from deep_gemm.errors import ArgumentError, DtypeError, LayoutError, ShapeError
 from deep_gemm.testing import calc_diff
 
 M, N, K = 13, 24, 448
+FP32 = torch.float32
 
 
 def make(m: int = M, n: int = N, k: int = K) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,6 +143,48 @@ def test_launches(monkeypatch):
         [(("hc_prenorm", 3, 1, 1), (1, 4), (M, N, K, 4))],
         [(("hc_prenorm", 3, 1, 1), (1, 2), (M, 24, K, 2)), (("hc_prenorm", 1, 1, 1), (1, 2), (M, 4, K, 2))],
     ]
+
+
+def test_fake_tensors_of_a_gpu_are_checked_and_nothing_is_launched(monkeypatch):
+    """Addresses of fake tensors were read, so that no graph could hold a call on a GPU."""
+    monkeypatch.setattr(planned, "run", lambda *arguments: pytest.fail("launched"))
+    with FakeTensorMode():
+        a, b = (torch.empty(rows, K, device="cuda", dtype=dtype) for rows, dtype in ((M, torch.bfloat16), (N, FP32)))
+        d, squares = torch.empty(M, N, device="cuda"), torch.empty(M, device="cuda")
+        deep_gemm.tf32_hc_prenorm_gemm(a, b, d, squares)
+        library.get_op("tf32_hc_prenorm_gemm")(a, b, d, squares)
+        with pytest.raises(ShapeError):
+            deep_gemm.tf32_hc_prenorm_gemm(a, torch.empty(N, K - 8, device="cuda"), d, squares)
+
+
+def test_a_recorded_program_holds_a_call():
+    def program(a, b):
+        d, squares = torch.zeros(M, N), torch.zeros(M)
+        deep_gemm.tf32_hc_prenorm_gemm(a, b, d, squares)
+        return d, squares
+
+    a, b = make()
+    graph = make_fx(program, tracing_mode="fake")(a, b)
+    assert [node.target for node in graph.graph.nodes].count(library.get_op("tf32_hc_prenorm_gemm")) == 1
+    assert all(torch.equal(x, y) for x, y in zip(graph(a, b), program(a, b), strict=True))
+
+
+def test_compile_mode_writes_nothing(monkeypatch):
+    (a, b), d, squares = make(), torch.full((M, N), 7.0), torch.full((M,), 7.0)
+    deep_gemm.set_compile_mode(1)
+    try:
+        deep_gemm.tf32_hc_prenorm_gemm(a, b, d, squares)
+    finally:
+        deep_gemm.set_compile_mode(0)
+    assert (d == 7.0).all() and (squares == 7.0).all()
+
+
+def test_what_was_made_for_inference_can_be_written():
+    a, b = make()
+    with torch.inference_mode():
+        d, squares = torch.empty(M, N), torch.empty(M)
+    deep_gemm.tf32_hc_prenorm_gemm(a, b, d, squares)
+    assert calc_diff(d, a.double() @ b.double().t()) < 1e-10
 
 
 @pytest.mark.parametrize("splits", [None, 4])

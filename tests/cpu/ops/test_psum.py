@@ -184,6 +184,36 @@ def test_wrong_groups_of_k_are_refused(ks, ends, error, message):
     assert (d == UNTOUCHED).all()
 
 
+def test_groups_of_k_start_at_multiples_of_128_alone():
+    """Another alignment was passed over, and groups were added up over the wrong rows."""
+    call = make_k_grouped("bf16", "tn", [128, 256], 16, 16)
+    d, before = make_output((2, 16, 16), FP32, UNTOUCHED), deep_gemm.get_mk_alignment_for_contiguous_layout()
+    deep_gemm.set_mk_alignment_for_contiguous_layout(256)
+    try:
+        with pytest.raises(ArgumentError, match="an alignment of 256 .*: groups of K start at multiples of 128"):
+            deep_gemm.k_grouped_bf16_gemm_tn_contiguous(
+                call.a, call.b, d, None, make_ends([128, 256]), use_psum_layout=True
+            )
+    finally:
+        deep_gemm.set_mk_alignment_for_contiguous_layout(before)
+    assert (d == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("ks", [None, []])
+def test_the_host_need_not_know_the_k_of_groups(ks, is_compiled):
+    (a, b), exact, ends = make_columns("bf16", "tn", [130, 128])
+
+    def program(a, b, d, ends):
+        deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, d, ks, ends, use_psum_layout=True)
+        return d + 1.0
+
+    d = torch.empty(exact.shape)
+    torch._dynamo.reset()
+    run = torch.compile(program, fullgraph=True, backend="aot_eager") if is_compiled else program
+    assert torch.equal(run(a, b, d, ends), d + 1.0) and calc_diff(d, exact) < 1e-9
+
+
 def test_other_wrong_arguments():
     call = make_k_grouped("fp8", "nt", [128, 256], 16, 16)
     d = make_output((2, 16, 16), FP32)

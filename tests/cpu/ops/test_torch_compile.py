@@ -172,7 +172,7 @@ def test_an_exported_program_holds_the_op(is_strict):
     assert torch.equal(program.module()(a[:7], b), Model()(a[:7], b))
 
 
-@pytest.mark.parametrize("name", ["fp8_gemm_tn", "bf16_gemm_tn", "fp8_gemm_nt_skip_head_mid"])
+@pytest.mark.parametrize("name", ["fp8_gemm_tn", "bf16_gemm_tn", "fp8_gemm_nt_skip_head_mid", "cublaslt_gemm_nt"])
 def test_recording_on_fake_tensors_holds_the_op(name):
     """make_fx runs the program on fake tensors: the C function puts itself into the graph instead of doing nothing in
     silence.

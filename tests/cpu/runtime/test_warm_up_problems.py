@@ -7,6 +7,8 @@ import pytest
 import deep_gemm
 from deep_gemm import _C, warm_up
 from deep_gemm.errors import ArgumentError, DeviceError, ProblemError
+from deep_gemm.jit import kernel_set
+from deep_gemm.jit.compile_pool import METADATA
 from deep_gemm.warm_up import list_problems
 
 H200 = _C.Device.known("h200")
@@ -33,6 +35,25 @@ def test_rows_take_the_place_of_what_varies():
     assert [one.expected_m for one in found if one.op == masked.op] == [_C.round_expected_m(m, 1024) for m in (16, 700)]
     assert [problem for problem in found if problem.op == wgrad.op] == [wgrad]
     assert found[0].m == 16 and found[-1].op == masked.op, "few rows come first"
+
+
+def test_logits_get_the_sizes_that_calls_of_them_have():
+    """One size of paged logits that is no whole sequence ended the warm-up; others were planned under sizes that no
+    call has.
+    """
+    fields = {"heads": 32, "d_dtype": "fp32"}
+    paged = _C.Problem("fp8_paged_mqa_logits", 4, 150, 64, next_n=2, block_kv=64, **fields)
+    found = list_problems([paged], range(1, 6), H200)
+    assert [(problem.m, problem.n) for problem in found] == [(m, _C.round_expected_m(150, 2**20)) for m in (2, 4, 6)]
+    prefill = _C.Problem("fp8_mqa_logits", 100, 150, 64, **fields)
+    assert [list_problems([prefill], m, H200)[0].m for m in (None, 100, 300)] == [
+        _C.round_expected_m(m, 2**20) for m in (100, 100, 300)
+    ]
+
+
+def test_problems_are_a_file_or_a_list():
+    with pytest.raises(ArgumentError, match="problems = 5: must be a file, or problems"):
+        list_problems(5, None, H200)
 
 
 def test_a_kernel_is_loaded_where_the_device_is_the_current_one(monkeypatch):
@@ -107,3 +128,12 @@ def test_devices(monkeypatch):
         deep_gemm.warmup([SHAPE], device="h2000")
     with pytest.raises(ArgumentError, match="device = 3"):
         deep_gemm.warmup([SHAPE], device=3)
+
+
+def test_the_schedule_of_paged_logits_is_compiled_too():
+    """The first decode step compiled it after the warm-up."""
+    fields = {"heads": 32, "d_dtype": "fp32"}
+    paged = _C.Problem("fp8_paged_mqa_logits", 4, 4096, 64, block_kv=64, **fields)
+    prefill = _C.Problem("fp8_mqa_logits", 128, 4096, 64, **fields)
+    found = [METADATA in kernel_set._list_passes([problem], H200, False) for problem in (paged, prefill, SHAPE)]
+    assert found == [True, False, False]
