@@ -164,6 +164,8 @@ def _check_transform(
     """Return the rows of the operand that share a scale."""
     check_tensor("sf", sf)
     check_flag("is_sfa", is_sfa)
+    if target is None:
+        _check_sm90_scales(sf)
     if target is not None and not (isinstance(target, str) and target == "ue8m0"):
         raise ArgumentError(
             f"target = {shorten(target)}: must be None (FP32 scales of SM90) or 'ue8m0'; pass one of them."

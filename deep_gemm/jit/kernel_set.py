@@ -63,8 +63,8 @@ def _job_of(problem: "_C.Problem", config: "_C.Config") -> Job:
 
 
 def _list_passes(listed: list["_C.Problem"], device: "_C.Device", any_size: bool) -> list[Job]:
-    """Return what FP8 operands need that are not K-major, what makes schedules, and what adds up sums; problems do not say whether their
-    operands are, nor which D and C they have, nor where MN-major scales come from.
+    """Return what FP8 operands need that are not K-major, what makes schedules, and what adds up sums; problems do not
+    say whether their operands are, nor which D and C they have, nor where MN-major scales come from.
     """
     passes = [TRANSPOSE] if any(OP_KINDS[problem.op].is_fp8 for problem in listed) else []
     passes += [METADATA] if any(OP_KINDS[problem.op].is_paged for problem in listed) else []

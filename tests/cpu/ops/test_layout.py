@@ -85,6 +85,8 @@ def test_wrong_inputs():
         deep_gemm.transform_sf_into_required_layout(torch.zeros(5, 6), 600, 800)
     with pytest.raises(ArgumentError, match="target = 'fp8'"):
         deep_gemm.transform_sf_into_required_layout(torch.zeros(5, 6), target="fp8")
+    with pytest.raises(DtypeError, match="sf.dtype = torch.float64: scales on SM90 are torch.float32"):
+        deep_gemm.transform_sf_into_required_layout(torch.zeros(5, 6).double(), 600, 700)
     with pytest.raises(ArgumentError, match="recipe = "):
         deep_gemm.transform_sf_into_required_layout(torch.zeros(5, 6), recipe=(128, 128, 128))
 
