@@ -27,6 +27,7 @@ from tuner.learn.residual import make_config_rows
 from tuner.learn.sources import find_device
 from tuner.learn.validate import family_folds, run_fold
 from tuner.problems.fields import OP_NAMES
+from tuner.problems.regimes import is_simulated
 
 from .speedup import rounded
 from .stamp import results_of, write_json
@@ -57,7 +58,8 @@ def score(data: Dataset, columns: np.ndarray, places: np.ndarray) -> float:
 def replay(store: Store, sku: str, op: str, max_rounds: int) -> list[dict]:
     """Return the rows of one op kind; none without a prior."""
     data = load_dataset(store, sku, op=op)
-    prior = find_prior(store, sku, op, data.identity.kernel_hash)
+    backend = "simulated" if is_simulated(data.identity.regime) else "cuda"
+    prior = find_prior(store, sku, op, data.identity.kernel_hash, backend)
     if prior is None:
         return []
     rows = [

@@ -33,6 +33,7 @@ import numpy as np
 from deep_gemm import _C, environment
 from deep_gemm.fields import OP_KINDS
 from tuner import errors
+from tuner.commands.refine import COUNT
 from tuner.commands.sweep import measure
 from tuner.db import Store
 from tuner.learn.baselines import choose_with_hindsight
@@ -62,8 +63,6 @@ GROUPS = (2, 4, 8, 16, 32)
 #: What the choices must reach: the mean regret over all problems, of which there must be so many.
 MAX_MEAN, MIN_PROBLEMS = 0.02, 40
 ROLES = ("selector", "heuristic", "refined")
-#: Configs of "refined": the default of `refine --best`.
-REFINED = 16
 
 
 def draw_log(source: random.Random, low: int, high: int, step: int = 1) -> int:
@@ -144,7 +143,7 @@ def find_chooser(args: argparse.Namespace) -> _C.Device:
 def find_choices(problems: list, device) -> dict:
     """Return {problem: {role: choice}}, see choices.py, and under "few" the configs that a refinement measures."""
     makers = {op: Choices(op, device) for op in {problem.op for problem in problems}}
-    few = list_finalists(problems, device, environment.model_dir() or Path(), REFINED)
+    few = list_finalists(problems, device, environment.model_dir() or Path(), COUNT)
     return {problem: {**makers[problem.op].of(problem, ("heuristic",)), "few": few[problem]} for problem in problems}
 
 

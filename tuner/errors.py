@@ -33,6 +33,10 @@ class InconclusiveError(TunerError):
     exit_code = EXIT_INCONCLUSIVE
 
 
+class NothingMeasuredError(TunerError):
+    """None of a sweep's problems could be measured."""
+
+
 class IntegrityError(TunerError):
     """A database or file that must not be trusted."""
 

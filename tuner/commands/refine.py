@@ -13,8 +13,8 @@ from tuner.commands.sweep import check_choice, measure
 from tuner.commands.tables import format_table
 from tuner.commands.tune import choose_folder
 
-#: Most configs that are measured of a problem; for more there is `sweep`.
-MOST = 64
+#: Configs that are measured of a problem, and the most that may be; for more there is `sweep`.
+COUNT, MOST = 16, 64
 
 
 def register(app) -> None:
@@ -26,7 +26,7 @@ def refine(
     shapes_file: Path = typer.Option(
         ..., "--shapes", help="File that DG_RECORD_SHAPES named, or any other shape file."
     ),
-    count: int = typer.Option(16, "--best", min=1, max=MOST, help="Configs to measure for each problem."),
+    count: int = typer.Option(COUNT, "--best", min=1, max=MOST, help="Configs to measure for each problem."),
     database: str = shared_options.RECORD_DB,
     effort: str = typer.Option("quick", help="quick (3 search and 30 confirmation rounds) or full (8 and 40)."),
     device: int = shared_options.GPU,

@@ -227,7 +227,7 @@ def dry_summary(options, source: str | Path, size: int) -> dict:
 def measure(options, source: str | Path, size: int) -> dict:
     """Run the sweep with a progress bar and return its summary; for several kinds of GPUs that of each, as "sweeps".
 
-    Raises: TunerError when a problem could not be measured at all.
+    Raises: NothingMeasuredError where no problem could be measured.
     """
     from tuner.search import lanes
     from tuner.search.sweep import open_workers
@@ -252,7 +252,9 @@ def measure_on(workers: list, options, source: str | Path, size: int, progress) 
         summary = Sweep(options, store, workers, progress, predict_times).run()
     if summary["failed"] and not summary["measured"]:
         problem, reason = next(iter(summary["failed"].items()))
-        raise errors.TunerError(f"none of {len(summary['failed'])} problems could be measured; {problem}: {reason}")
+        raise errors.NothingMeasuredError(
+            f"none of {len(summary['failed'])} problems could be measured; {problem}: {reason}"
+        )
     return summary
 
 

@@ -93,7 +93,10 @@ def calibrate(database: str, prior: str, ops: list, out: Path, budget_s: float, 
         options = SweepOptions(
             problems=problems, database=database, space="loops", sampler="exhaustive", device=device, backend=backend
         )
-        measure(options, database, 0)
+        try:
+            measure(options, database, 0)
+        except errors.NothingMeasuredError as error:  # what earlier rounds learned still counts
+            print(f"tuner: {error}", file=sys.stderr)
 
     calibrator = Calibrator(target, database, sweep, calibrations, backend)
     calibrator.run(budget_s)

@@ -63,6 +63,8 @@ def warmup(
             measured = measure_few(problems, rows, count, board, database=database, out=out, backend=backend)
         report = deep_gemm.warmup(problems, rows, device=board, any_size=any_size, cores=cores)
     except DeviceError as error:
+        if count:
+            raise errors.TunerError(str(error)) from error
         if device:
             raise errors.UsageError(f"--device {device}: {error}") from error
         fault = str(error).partition("; ")[0].removeprefix("device = None: ")
@@ -86,9 +88,11 @@ def measure_few(problems: list, rows: list[int] | None, count: int, board, **opt
     install the winners; return what was done. `options` are those of install_few.
     """
     from deep_gemm import selection
+    from deep_gemm.jit.cache import get_disk_cache
     from deep_gemm.warm_up import list_problems
 
     every = list_problems(problems, rows, board)
+    get_disk_cache().check()  # what is compiled behind it needs one
     found = install_few(lambda: every, count, **options, effort="quick", device=0)
     selection.forget_selectors()  # the kernels of the winners are those to compile
     return found

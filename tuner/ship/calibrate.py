@@ -64,7 +64,7 @@ class Calibrator:
                 kernel_hash=kernel_hash(calibration.op),
                 backend=self.backend,
             )
-            found = calibration.learn(batch, data)
+            found = calibration.learn(batch, data) if set(batch).intersection(data.problems) else None
         calibration.is_given_up = found is None
         return {
             "op": calibration.op,

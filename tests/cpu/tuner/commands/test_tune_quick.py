@@ -15,6 +15,7 @@ from tests.fakes import selectors, synthetic
 from tests.fakes.in_process_worker import InProcessWorker
 from tests.fakes.sweeps import run_sweep
 from tuner import cli, errors
+from tuner.commands import tune as tune_command
 from tuner.db import Store
 from tuner.learn import quick
 from tuner.learn.learner import Settings
@@ -114,6 +115,31 @@ def test_an_op_kind_of_which_nothing_was_measured_stays_as_it_is_and_the_others_
     ]  # fmt: skip
     assert [each.is_given_up for each in calibrator.calibrations] == [False, True]
     assert calibrate.describe_costs(calibrator.calibrations[1]) == "bf16_gemm not measured"
+
+
+def test_rows_of_other_problems_are_no_round(few_sources, tmp_path):
+    """A second calibration into one database: a round that measured nothing was logged as one without regret."""
+    run_sweep(tmp_path / "t.db", [_C.Problem("fp8_gemm", m, 7168, 2048) for m in (2048, 4096)])
+    calibrator = make_calibrator(tmp_path, "simulated")
+    calibrator.measure = lambda problems: None
+    calibrator.run(0.0)
+    assert [(row["problems"], row["regret"]) for row in calibrator.log] == [(0, None)] * 2
+    assert all(each.is_given_up and not each.rounds for each in calibrator.calibrations)
+
+
+def test_a_round_of_which_nothing_was_measured_keeps_those_before(capsys, tmp_path, monkeypatch):
+    known, rounds = tune_command.measure, []
+
+    def measure(options, database, size):
+        rounds.append(len(options.problems))
+        if len(rounds) > 1:
+            raise errors.NothingMeasuredError("none of 4 problems could be measured; fp8_gemm: hung")
+        return known(options, database, size)
+
+    monkeypatch.setattr(tune_command, "measure", measure)
+    assert tune(tmp_path, "--json") == 0
+    out, err = capsys.readouterr()
+    assert [row["problems"] for row in json.loads(out)["rounds"]] == [4, 0] and "none of 4 problems" in err
 
 
 def test_simulated_times_teach_no_calibration_on_a_gpu(few_sources, tmp_path):
