@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import typer
@@ -42,19 +41,18 @@ def refine(
     """
     from tuner.problems.shapes import load_file
 
-    report = install_few(
-        lambda: load_file(shapes_file), count, database, out, effort=effort, device=device, backend=backend
-    )
+    problems = load_file(shapes_file)
+    report = install_few(problems, count, database, out, effort=effort, device=device, backend=backend)
     print(
         json.dumps(report, indent=1, sort_keys=True) if as_json else describe(report, "written" if out else "installed")
     )
 
 
 def install_few(
-    load: Callable[[], list], count: int, database: str, out: Path | None, *, effort: str, device: int, backend: str
+    problems: list, count: int, database: str, out: Path | None, *, effort: str, device: int, backend: str
 ) -> dict:
-    """Measure the `count` best choices for each of the problems that `load` returns, and the heuristic's picks; install
-    the winners, and return what was done.
+    """Measure the `count` best choices for each problem and the heuristic's pick, install the winners, and return what
+    was done.
     """
     from tuner.learn.sources import device_at_hand
     from tuner.measure.worker import BACKENDS
@@ -64,8 +62,7 @@ def install_few(
 
     check_choice("--effort", effort, EFFORTS)
     check_choice("--backend", backend, BACKENDS)
-    folder, problems = choose_folder(out, backend), load()
-    target = database or environment.tuner_database()
+    folder, target = choose_folder(out, backend), database or environment.tuner_database()
     options = SweepOptions(
         problems=problems,
         database=target,

@@ -250,11 +250,9 @@ def measure_on(workers: list, options, source: str | Path, size: int, progress) 
         options = replace(options, configs=choose_configs(source, size, sku, options.problems))
     with Store.open(options.database) as store:
         summary = Sweep(options, store, workers, progress, predict_times).run()
-    if summary["failed"] and not summary["measured"]:
-        problem, reason = next(iter(summary["failed"].items()))
-        raise errors.NothingMeasuredError(
-            f"none of {len(summary['failed'])} problems could be measured; {problem}: {reason}"
-        )
+    if (failed := summary["failed"]) and not summary["measured"]:
+        problem, reason = next(iter(failed.items()))
+        raise errors.NothingMeasuredError(f"none of {len(failed)} problems could be measured; {problem}: {reason}")
     return summary
 
 

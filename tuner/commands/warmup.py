@@ -91,9 +91,9 @@ def measure_few(problems: list, rows: list[int] | None, count: int, board, **opt
     from deep_gemm.jit.cache import get_disk_cache
     from deep_gemm.warm_up import list_problems
 
-    every = list_problems(problems, rows, board)
     get_disk_cache().check()  # what is compiled behind it needs one
-    found = install_few(lambda: every, count, **options, effort="quick", device=0)
+    every = list_problems(problems, rows, board)
+    found = install_few(every, count, **options, effort="quick", device=0)
     selection.forget_selectors()  # the kernels of the winners are those to compile
     return found
 
