@@ -40,7 +40,7 @@ class SetsTimer:
         planted = self.planted[index]
         return planted if isinstance(planted, Check) else Check(quick_us=self.times_us[index])
 
-    def prepare(self, index: int) -> None:
+    def prepare(self, index: int, part: int = 0) -> None:
         """Do nothing: there is no graph to capture."""
 
     def time(self, sequence) -> list[float]:

@@ -24,9 +24,9 @@ MAX_EXAMPLES = 8
 #: Without a terminal, progress is one line at most this often.
 LINE_INTERVAL_S = 15.0
 PRESET_HELP = (
-    "Problems to measure: default, bf16, wgrad, row_major, drawn, dense (all five), drawn_log, grouped, drawn_grouped,"
-    " batched, attention, wide (for --space wide), portfolio, portfolio_bf16, portfolio_random, portfolio_variants,"
-    " portfolio_dense (these four), portfolio_grouped or demo. Default: default."
+    "Problems to measure: default, bf16, wgrad, row_major, drawn, drawn_edges, dense (all six), drawn_log, grouped,"
+    " drawn_grouped, batched, attention, wide (for --space wide), portfolio, portfolio_bf16, portfolio_random,"
+    " portfolio_variants, portfolio_dense (these four), portfolio_grouped or demo. Default: default."
 )
 SPACE_HELP = (
     "default (at most 176 configs per problem), loops (those, each with the knobs of the main loop that the heuristic"

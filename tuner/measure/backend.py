@@ -225,11 +225,14 @@ class CudaTimer:
             operands = operands._replace(d=d, c=d if operands.c is operands.d else operands.c)
         operands.launch(kernel, **self.options)
 
-    def prepare(self, index: int) -> None:
-        """Capture the graph of `index` and replay it once, which uploads it."""
+    def prepare(self, index: int, part: int = 0) -> None:
+        """Capture the graph of `index` and replay it once, which uploads it; in each part over other sets of the ring,
+        with as many launches.
+        """
         try:
-            self.num_launches[index] = self.choose_launches(index)
-            self.graphs[index] = self.capture(index)
+            if not part:
+                self.num_launches[index] = self.choose_launches(index)
+            self.graphs[index] = self.capture(index, part)
             if self.num_launches[index] > 1 or index == 0:
                 self.graphs[index].replay()
                 self.backend.stream.synchronize()

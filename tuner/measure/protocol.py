@@ -27,7 +27,7 @@ from typing import get_type_hints
 
 from tuner.measure.records import Plan
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAX_MESSAGE_BYTES = 1 << 20
 HEADER = struct.Struct(">I")
 MAX_PLAN_VALUE = 100_000

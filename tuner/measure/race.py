@@ -4,20 +4,28 @@ The race does not depend on CUDA: a Timer launches and times, the race decides w
 reference, which is the heuristic's pick. It runs in every round, and every other time is judged by its ratio to the
 reference in the same round. Search rounds choose and confirmation rounds score; no round does both, so that the
 winner's score is unbiased.
+
+The order of a round is drawn: what ran before a config, and so its power and what the L2 holds, is another one each
+time. Confirmation has several parts, each with its launches captured anew, over other places in memory. Of equal
+configs whose blocks were measured at once, ratios differed by a standard deviation of 1.2 % on an H100, by 1.4 % where
+other problems came in between: the rounds of one part say less than their number.
 """
 
+import itertools
+import math
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from tuner.measure import statistics
 from tuner.measure.records import Plan, Report, Result
 
 #: Below this, single launches say too little to drop a config: they contain a few microseconds of the host's time.
 QUICK_MIN_US = 50.0
-#: Each round starts this many places later, and odd rounds run backwards, so that every config gets new neighbours.
-ROTATION = 7
+#: How often the order of a round is drawn until no config follows itself; with few configs it may have to.
+DRAWS = 64
 #: Replays queued before the host waits: enough to keep the device busy, few enough to notice a hang soon.
 BATCH_ITEMS = 96
 #: Confirmation may exceed the plan's confirm_seconds by this factor. Beyond it rounds are cut, to MIN_CONFIRM_ROUNDS.
@@ -41,8 +49,8 @@ class Timer(Protocol):
     def check(self, index: int) -> Check:
         """Launch once into a poisoned D and compare the result; index 0 is compared with dequantised operands."""
 
-    def prepare(self, index: int) -> None:
-        """Make `index` ready for `time`, which means to capture its graph."""
+    def prepare(self, index: int, part: int = 0) -> None:
+        """Make `index` ready for `time`, which means to capture its graph; each part has other places in memory."""
 
     def time(self, sequence: Sequence[int]) -> list[float]:
         """Run the configs of `sequence` back to back; return microseconds per launch for each entry."""
@@ -95,12 +103,13 @@ class Race:
         has_twin: bool = True,
     ):
         self.timer, self.plan, self.progress = timer, plan, progress
-        self.order = order or rotate  # (entries, number of the round) -> the entries as that round runs them
+        self.order = order or Shuffler(0)  # (entries, number of the round) -> the entries as that round runs them
         self.entrants = [Entrant(index) for index in range(count)]
         self.must_confirm = {0, *must_confirm}
         self.has_twin = has_twin  # the reference runs a second time in each round
         self.twin: list[float] = []  # the times of that run: how much equal configs differ
         self.finalists: set[int] = set()
+        self.ends: list[int] = []  # after how many confirmation rounds each part ended
         self.seconds: dict[str, float] = {}
 
     def run(self) -> Report:
@@ -178,11 +187,25 @@ class Race:
         slots = [(entrant.index, entrant.confirm) for entrant in chosen]
         slots += [(0, self.twin)] if self.has_twin else []
         rounds = self.choose_rounds(chosen)
+        parts = max(min(self.plan.confirm_parts, rounds), 1)
+        self.ends = [rounds * (part + 1) // parts for part in range(parts)]
+        for part, (start, end) in enumerate(zip([0, *self.ends], self.ends, strict=False)):
+            if part:
+                self.prepare_again(chosen, part)
+            self.run_rounds(slots, range(start, end))
+
+    def prepare_again(self, chosen: list[Entrant], part: int) -> None:
+        """Make finalists ready for another part of the confirmation."""
+        for entrant in chosen:
+            self.progress("prepare", entrant.index)
+            self.timer.prepare(entrant.index, part)
+
+    def run_rounds(self, slots: list[tuple[int, list[float]]], numbers: range) -> None:
+        """Time confirmation rounds: each slot is an entry and where its times go."""
         per_batch = 1 if self.plan.isolate else max(BATCH_ITEMS // len(slots), 1)
-        for start in range(0, rounds, per_batch):
-            batch = [
-                slot for number in range(start, min(start + per_batch, rounds)) for slot in self.order(slots, number)
-            ]
+        for start in range(numbers.start, numbers.stop, per_batch):
+            some = range(start, min(start + per_batch, numbers.stop))
+            batch = [slot for number in some for slot in self.order(slots, number)]
             times = self.run_sequence("confirm", [index for index, _ in batch])
             for (_, samples), time_us in zip(batch, times, strict=True):
                 samples.append(time_us)
@@ -243,6 +266,9 @@ class Race:
         noise = 0.0
         if self.twin:
             noise = statistics.measure_noise(statistics.paired_ratios(self.twin, self.entrants[0].confirm))
+        spread = self.measure_spread()
+        if spread is not None:  # what the rounds of one part cannot tell apart, their number does not change
+            noise = max(noise, spread / math.sqrt(len(self.ends)))
         return Report(
             results=[
                 *(self.search_result(entrant) for entrant in self.entrants),
@@ -251,9 +277,22 @@ class Race:
             search_rounds=len(self.entrants[0].search),
             confirm_rounds=len(self.entrants[0].confirm),
             noise=noise,
+            spread=spread,
             reference_us=statistics.median(reference),
             seconds=self.seconds,
         )
+
+    def measure_spread(self) -> float | None:
+        """Return the standard deviation of a config's log ratio between the parts of the confirmation, pooled over the
+        configs; None with one part.
+        """
+        base = self.entrants[0].confirm
+        logs = [
+            [math.log(ratio) for ratio in part_ratios(entrant.confirm, base, self.ends)]
+            for entrant in self.entrants[1:]
+            if entrant.confirm and entrant.is_alive
+        ]
+        return statistics.pool_deviations(logs) if logs and len(self.ends) > 1 else None
 
     def search_result(self, entrant: Entrant) -> Result:
         """Return the search result: of its rounds, and where these are none, or too few for a drop, of the checked
@@ -282,7 +321,7 @@ class Race:
         if entrant.check.status != "ok":
             return failed
         samples = [round(sample, 4) for sample in entrant.confirm] if entrant.index in self.finalists else None
-        return replace(failed, samples=samples, **describe(entrant.confirm, self.entrants[0].confirm))
+        return replace(failed, samples=samples, **describe(entrant.confirm, self.entrants[0].confirm, self.ends))
 
 
 def is_slow(entrant: Entrant, best: Entrant) -> bool:
@@ -292,16 +331,43 @@ def is_slow(entrant: Entrant, best: Entrant) -> bool:
     return len(entrant.search) >= statistics.FAR_ROUNDS and statistics.is_far(entrant.samples, best.samples)
 
 
-def rotate(entries: list, number: int) -> list:
-    """Return `entries` in the order of round `number`."""
-    start = number * ROTATION % max(len(entries), 1)
-    order = entries[start:] + entries[:start]
-    return order[::-1] if number % 2 else order
+class Shuffler:
+    """The order of rounds: random, the same for the same seed, and no config twice in a row, which would find its
+    operands in the L2.
+    """
+
+    def __init__(self, seed: int):
+        self.random = random.Random(seed)
+        self.last: int | None = None
+
+    def __call__(self, slots: list, number: int) -> list:
+        """Return the slots of a round (a pair that begins with the entry's index, or an Entrant) in its order."""
+        for _ in range(DRAWS):
+            order = self.random.sample(slots, len(slots))
+            names = [self.last, *map(name_slot, order)]
+            if all(name != after for name, after in itertools.pairwise(names)):
+                break
+        self.last = names[-1]
+        return order
 
 
-def describe(samples: list[float], reference: list[float]) -> dict:
-    """Return the times of a Result, and the ratio to the reference with its interval."""
+def name_slot(slot: Any) -> int:
+    """Return the entry's index of a slot."""
+    return slot[0] if isinstance(slot, tuple) else slot.index
+
+
+def part_ratios(samples: list[float], reference: list[float], ends: Sequence[int]) -> list[float]:
+    """Return the median ratio to the reference of each part; `ends`: after how many rounds each part ended."""
     ratios = statistics.paired_ratios(samples, reference)
-    low, high = statistics.median_interval(ratios)
-    ratio = {"ratio": statistics.median(ratios), "ratio_low": low, "ratio_high": high}
+    return [statistics.median(ratios[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def describe(samples: list[float], reference: list[float], ends: Sequence[int] = ()) -> dict:
+    """Return the times of a Result, and the ratio to the reference with its interval.
+
+    With several parts the ratio is the median of theirs, and the interval has all of them.
+    """
+    low, high = statistics.median_interval(statistics.paired_ratios(samples, reference))
+    parts = part_ratios(samples, reference, ends or [len(samples)])
+    ratio = {"ratio": statistics.median(parts), "ratio_low": min(low, *parts), "ratio_high": max(high, *parts)}
     return statistics.summarize(samples)._asdict() | ratio

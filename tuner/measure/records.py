@@ -17,9 +17,10 @@ QUARANTINED = "quarantined: "
 class Plan:
     """How thoroughly one problem is measured.
 
-    `finalists` are confirmed at least. With `isolate` every timing is a message of its own, so that a fault can be
-    blamed on one config. Before each timing the device rests for `rest` times as long. With `energy_s` nothing is
-    raced: every config runs for that many seconds without pause, and its power is read, see energy.py.
+    `finalists` are confirmed at least, in `confirm_parts` parts of the rounds, see race.py. With `isolate` every timing
+    is a message of its own, so that a fault can be blamed on one config. Before each timing the device rests for `rest`
+    times as long. With `energy_s` nothing is raced: every config runs for that many seconds without pause, and its
+    power is read, see energy.py.
     """
 
     search_rounds: int
@@ -30,6 +31,7 @@ class Plan:
     isolate: bool = False
     rest: float = 0.0
     energy_s: float = 0.0
+    confirm_parts: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +52,16 @@ class Result(Measured):
 class Report:
     """What a race, and the device it ran on, report of one problem.
 
-    `seconds` are those of each stage. The last four are the device's, None where they cannot be read.
+    `seconds` are those of each stage; `spread` is how far the ratios of a config differ between the parts of the
+    confirmation, as a standard deviation, None with one part. The last four are the device's, None where they cannot be
+    read.
     """
 
     results: list[Result] = field(default_factory=list)
     search_rounds: int | None = None
     confirm_rounds: int | None = None
     noise: float | None = None
+    spread: float | None = None
     reference_us: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     anchor_us: float | None = None

@@ -26,6 +26,7 @@ from deep_gemm import _C
 from tuner.measure.backend import CudaBackend, CudaTimer
 from tuner.measure.checked_output import CheckedOutput
 from tuner.measure.protocol import Job, ProtocolError, check_plan, encode_plan, is_integer, require
+from tuner.measure.race import Shuffler
 from tuner.measure.records import Plan
 from tuner.problems.workload import WORKLOADS, Workload
 
@@ -101,29 +102,6 @@ def is_entry(row: list) -> bool:
         and all(type(value) is kind for value, kind in zip(row, kinds, strict=True))
         and Path(row[2]).name == row[2]
     )
-
-
-class Shuffler:
-    """The order of rounds: random, the same for the same turn, and no kernel twice in a row, which would find its
-    operands in the L2.
-    """
-
-    def __init__(self, turn: int):
-        self.random = random.Random(turn)
-        self.last: int | None = None
-
-    def __call__(self, slots: list, number: int) -> list:
-        """Return the slots of a round (a pair that begins with the entry's index, or an Entrant) in its order."""
-        order = self.random.sample(slots, len(slots))
-        if name_slot(order[0]) == self.last:
-            order.reverse()
-        self.last = name_slot(order[-1])
-        return order
-
-
-def name_slot(slot) -> int:
-    """Return the entry's index of a slot."""
-    return slot[0] if isinstance(slot, tuple) else slot.index
 
 
 class SetsBackend(CudaBackend):

@@ -81,7 +81,7 @@ class SimulatedTimer:
         """Return a passed check."""
         return Check(quick_us=self.times_us[index])
 
-    def prepare(self, index: int) -> None:
+    def prepare(self, index: int, part: int = 0) -> None:
         """Do nothing: there is no graph to capture."""
 
     def time(self, sequence: Sequence[int]) -> list[float]:

@@ -131,6 +131,12 @@ def measure_noise(ratios: Sequence[float]) -> float:
     return max(abs(low - 1.0), abs(high - 1.0)) if len(ratios) > 1 else 0.0
 
 
+def pool_deviations(groups: Sequence[Sequence[float]]) -> float:
+    """Return the standard deviation within groups of at least two values each, pooled over all groups."""
+    squares = sum(sum((value - sum(group) / len(group)) ** 2 for value in group) for group in groups)
+    return math.sqrt(squares / sum(len(group) - 1 for group in groups))
+
+
 @dataclass(frozen=True)
 class Timed:
     """A config's confirmation result: its ratio to the block's reference, and two facts that break ties."""

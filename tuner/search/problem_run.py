@@ -21,8 +21,12 @@ from tuner.search.study import ProblemStudy
 #: How thoroughly one problem is measured. On an H200, `quick` took about 0.3 s with 30 configs, `full` 1 to 3 s with
 #: 130. That was before a drop needed three samples: slow configs are timed longer now.
 EFFORTS = {
-    "quick": Plan(search_rounds=3, confirm_rounds=30, finalists=5, search_seconds=4.0, confirm_seconds=0.3),
-    "full": Plan(search_rounds=8, confirm_rounds=40, finalists=5, search_seconds=8.0, confirm_seconds=1.2),
+    "quick": Plan(
+        search_rounds=3, confirm_rounds=30, finalists=5, search_seconds=4.0, confirm_seconds=0.3, confirm_parts=3
+    ),
+    "full": Plan(
+        search_rounds=8, confirm_rounds=40, finalists=5, search_seconds=8.0, confirm_seconds=1.2, confirm_parts=3
+    ),
 }
 #: A child that sends nothing for this long is hung: 10 s, or 500 times the heuristic's estimate, because a whole round
 #: is one message.

@@ -123,7 +123,7 @@ class Recorder:
             "reference_config_id": config_ids.get(block.reference),
             "rounds": report.search_rounds,
             "order": [config_ids[config] for config in block.configs],
-            "extra": {"seconds": report.seconds},
+            "extra": {"seconds": report.seconds, "spread": report.spread},
             "workload": self.workload.describe(problem),
         }
 

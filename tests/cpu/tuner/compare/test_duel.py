@@ -11,8 +11,7 @@ from deep_gemm import _C
 from tests.fakes.sets_world import SetsWorker, make_side
 from tuner.compare import comparison, duel
 from tuner.compare.duel import Duel, make_pair
-from tuner.measure.race import Check
-from tuner.measure.sets import Shuffler
+from tuner.measure.race import Check, Shuffler
 from tuner.measure.simulated import simulate_time_us
 
 H200 = _C.Device.known("h200")

@@ -1,11 +1,14 @@
 """The race: what is dropped, and on how many samples."""
 
+import itertools
+import math
 from dataclasses import replace
 
 import pytest
 
 from deep_gemm import _C
 from tuner.measure.race import Check, Entrant, Race, is_slow
+from tuner.measure.records import Report
 from tuner.measure.simulated import SimulatedTimer
 from tuner.search.problem_run import EFFORTS
 
@@ -117,3 +120,74 @@ def test_one_round_drops_nothing_however_often_a_config_was_checked():
     for entrant in (best, other):
         entrant.search *= 2
     assert is_slow(other, best)
+
+
+class PlacedTimer(SimulatedTimer):
+    """Times as planted, by a factor longer in some parts of the confirmation: {(config, part): factor}."""
+
+    def __init__(self, factors: dict[tuple[int, int], float]):
+        super().__init__(PROBLEM, _C.get_candidates(PROBLEM, DEVICE)[:3], DEVICE, 0)
+        self.times_us, self.factors = [100.0, 98.0, 101.0], factors
+        self.parts = [0, 0, 0]
+        self.prepared: list[tuple[int, int]] = []
+        self.ran: list[int] = []
+
+    def check(self, index: int) -> Check:
+        return Check(quick_us=self.times_us[index])
+
+    def prepare(self, index: int, part: int = 0) -> None:
+        self.prepared.append((index, part))
+        self.parts[index] = part
+
+    def time(self, sequence) -> list[float]:
+        self.ran += sequence
+        return [self.times_us[index] * self.factors.get((index, self.parts[index]), 1.0) for index in sequence]
+
+
+def race_placed(factors: dict[tuple[int, int], float], **plan: int) -> tuple[PlacedTimer, Report]:
+    timer = PlacedTimer(factors)
+    return timer, Race(timer, 3, replace(EFFORTS["quick"], **plan), [], lambda stage, index: None).run()
+
+
+def find_ratio(report: Report, index: int) -> tuple[float, float, float]:
+    (row,) = (row for row in report.results if row.role == "confirm" and row.config == index)
+    return row.ratio, row.ratio_low, row.ratio_high
+
+
+def test_each_part_of_the_confirmation_has_launches_of_its_own():
+    timer, report = race_placed({})
+    assert sorted(timer.prepared) == [(index, part) for index in range(3) for part in range(3)]
+    assert report.confirm_rounds == 30 and report.spread == 0.0 and report.noise == 0.0
+    timer, report = race_placed({}, confirm_parts=1)
+    assert sorted(timer.prepared) == [(index, 0) for index in range(3)] and report.spread is None
+
+
+def test_a_place_in_memory_decides_nothing_and_is_part_of_the_interval():
+    """With one part, a config would have been taken for a tenth slower by where its operands happened to lie."""
+    _, report = race_placed({(SAME, 1): 1.1})
+    assert find_ratio(report, SAME) == pytest.approx((0.98, 0.98, 0.98 * 1.1))
+    assert find_ratio(report, SLOW) == pytest.approx((1.01, 1.01, 1.01))
+    logs = [0.0, math.log(1.1), 0.0]
+    mean = sum(logs) / 3
+    spread = math.sqrt(sum((log - mean) ** 2 for log in logs) / 4)  # of two configs with two degrees of freedom each
+    assert report.spread == pytest.approx(spread) and report.noise == pytest.approx(spread / math.sqrt(3))
+
+
+def test_rounds_are_divided_among_the_parts_and_none_is_lost():
+    _, report = race_placed({}, confirm_rounds=11)
+    assert report.confirm_rounds == 11
+    _, report = race_placed({}, confirm_rounds=2)
+    assert report.confirm_rounds == 2 and report.spread == 0.0
+    _, report = race_placed({(SAME, 0): 2.0}, confirm_parts=0)
+    assert report.confirm_rounds == 30 and find_ratio(report, SAME)[0] == pytest.approx(2 * 0.98)
+
+
+def test_every_round_has_an_order_of_its_own():
+    """What ran before a config lends it power and what the L2 holds: it must not be the same one each time."""
+    timer = PlacedTimer({})
+    Race(timer, 3, EFFORTS["quick"], [], lambda stage, index: None, has_twin=False).run()
+    assert all(one != after for one, after in itertools.pairwise(timer.ran))
+    before = [one for one, after in itertools.pairwise(timer.ran) if after == SLOW]
+    assert 8 < before.count(0) < 25 and before.count(0) + before.count(SAME) == len(before) > 30
+    timer, _ = race_placed({})  # the reference runs a second time in confirmation rounds
+    assert all(one != after for one, after in itertools.pairwise(timer.ran))

@@ -49,9 +49,11 @@ def test_default_preset_holds_the_benchmark_and_three_more_families():
 
 
 def test_dense_preset_holds_every_kind_of_dense_problem():
-    parts = {name: shapes.load_preset(name) for name in ("default", "bf16", "wgrad", "row_major", "drawn")}
+    parts = {
+        name: shapes.load_preset(name) for name in ("default", "bf16", "wgrad", "row_major", "drawn", "drawn_edges")
+    }
     assert shapes.load_preset("dense") == [problem for part in parts.values() for problem in part]
-    assert [len(part) for part in parts.values()] == [122, 71, 14, 12, 272]
+    assert [len(part) for part in parts.values()] == [122, 71, 14, 12, 272, 104]
     assert all(problem == _C.Problem("fp8_gemm", problem.m, problem.n, problem.k) for problem in parts["default"])
     layouts = Counter((problem.a_major, problem.b_major, problem.d_dtype) for problem in parts["bf16"])
     assert layouts == {
@@ -91,6 +93,7 @@ def test_random_preset_covers_long_k_and_odd_sizes_but_no_shape_of_the_benchmark
 
 DRAWN = {
     "drawn": {"fp8_gemm": 160, "bf16_gemm": 112},
+    "drawn_edges": {"fp8_gemm": 60, "bf16_gemm": 44},
     "drawn_log": {"fp8_gemm": 110, "bf16_gemm": 240},
     "drawn_grouped": {
         "m_grouped_fp8_gemm_masked": 80,
@@ -117,6 +120,20 @@ def test_drawn_presets_have_many_weights_and_none_that_choices_are_scored_on(nam
     }
     others = {(p.n, p.k) for other in set(DRAWN) - {name} for p in shapes.load_preset(other)}
     assert not weights & timed and not weights & scored and not weights & others
+
+
+def test_drawn_edges_has_sizes_that_no_other_whole_preset_has():
+    def is_edge(problem):
+        return problem.n % 32 == 16 or problem.k > 18944
+
+    problems = shapes.load_preset("drawn_edges")
+    assert all(is_edge(problem) or problem.k == 18944 for problem in problems)
+    assert (
+        sum(problem.n % 32 == 16 for problem in problems) > 70 and sum(problem.k > 18944 for problem in problems) > 20
+    )
+    assert all(problem.k // 128 % 2 and problem.m & (problem.m - 1) for problem in problems if problem.m > 1)
+    others = [one for name in ("default", "bf16", "wgrad", "drawn", "drawn_log") for one in shapes.load_preset(name)]
+    assert not any(problem.n % 32 == 16 and problem.n > 16 for problem in others if problem.op == "fp8_gemm")
 
 
 def test_portfolio_preset_is_dense_in_m():
