@@ -51,15 +51,25 @@ Device device_from_dict(const py::dict& state) {
 }  // namespace
 
 void bind_device(py::module_& m) {
+    m.def(
+        "base_sku", [](const std::string& sku) { return std::string(base_sku(sku)); }, "sku"_a,
+        "Return a SKU without the power limit that it may end with: that of its model at the default limit.");
+    m.def("power_suffix", &power_suffix, "limit_mw"_a, "default_mw"_a,
+          "Return what the SKU of a board with this power limit ends with, '' near the default (milliwatts; 0: "
+          "unknown).");
     m.attr("KNOWN_DEVICES") = py::tuple(py::cast(known_device_names()));
     py::class_<Device>(m, "Device", "What selection needs to know of a GPU. Immutable; makes no CUDA call.")
         .def(py::init(&make_python_device), "name"_a, "sm_count"_a, py::kw_only(), "sku"_a = py::none(),
              "smem_bytes"_a = kSm90SmemBytes, "l2_bytes"_a, "compute_capability"_a = std::pair<int, int>(9, 0),
              "clock_mhz"_a, "memory_gbps"_a, "mig"_a = "",
-             "Describe a GPU; sku is derived as slug(name)-sm<count>[-mig<profile>]. Raises: DeviceError.")
+             "Describe a GPU; sku is derived as slug(name)-sm<count>[-mig<profile>]; a GPU at a lower power limit has "
+             "-<watts>w behind."
+             "
+             " Raises: DeviceError.")
         .def_static(
             "known", [](const std::string& name) { return known_device(name); }, "sku_or_short_name"_a,
-            "Return h200, h100, h800, h20 or gh200, by short name or SKU. Raises: DeviceError.")
+            "Return h200, h100, h800, h20 or gh200, by short name or SKU, either with or without a power limit such as"
+            " -500w. Raises: DeviceError.")
         .def_readonly("name", &Device::name)
         .def_readonly("sku", &Device::sku)
         .def_readonly("mig", &Device::mig)

@@ -1,6 +1,6 @@
 #include "core/device.hpp"
 
-#include <cmath>
+#include <algorithm>
 
 #include "core/error.hpp"
 #include "core/text.hpp"
@@ -84,6 +84,21 @@ std::string slug(std::string_view name) {
     return out;
 }
 
+std::string power_suffix(uint32_t limit_mw, uint32_t default_mw) {
+    constexpr uint64_t kStepMw = 10000;
+    if (limit_mw < kStepMw || uint64_t(limit_mw) * 100 >= uint64_t(default_mw) * 95) return "";
+    return "-" + std::to_string((limit_mw + kStepMw / 2) / kStepMw * (kStepMw / 1000)) + "w";
+}
+
+std::string_view base_sku(std::string_view sku) {
+    constexpr size_t kMaxDigits = 7;  // of 32 bits of milliwatts
+    const size_t dash = sku.rfind('-');
+    if (dash == sku.npos || !sku.ends_with("0w")) return sku;
+    const std::string_view watts = sku.substr(dash + 1, sku.size() - dash - 2);
+    const bool is_number = std::all_of(watts.begin(), watts.end(), [](char c) { return c >= '0' && c <= '9'; });
+    return is_number && watts.front() != '0' && watts.size() <= kMaxDigits ? sku.substr(0, dash) : sku;
+}
+
 Device make_device(Device device) {
     check_device(device);
     device.tensor_ratio = tensor_ratio_of(device.name);
@@ -101,7 +116,8 @@ std::vector<std::string> known_device_names() {
 }
 
 Device known_device(std::string_view sku_or_short_name) {
-    const std::string name = slug(sku_or_short_name);
+    const std::string full = slug(sku_or_short_name);
+    const std::string_view name = base_sku(full);
     std::string choices;
     for (const KnownDevice& known : kKnownDevices) {
         Device device;
@@ -111,7 +127,10 @@ Device known_device(std::string_view sku_or_short_name) {
         device.clock_mhz = known.clock_mhz;
         device.memory_gbps = known.memory_gbps;
         device = make_device(device);
-        if (name == known.short_name || name == device.sku) return device;
+        if (name == known.short_name || name == device.sku) {
+            device.sku += full.substr(name.size());
+            return device;
+        }
         choices += (choices.empty() ? "" : ", ") + std::string(known.short_name);
     }
     throw Error(ErrorKind::kDevice, quote(sku_or_short_name) + ": not a known GPU; use one of " + choices +

@@ -13,7 +13,7 @@ inline constexpr int64_t kSm90SmemBytes = 232448;
 
 struct Device {
     std::string name;
-    std::string sku;  // slug(name)-sm<count>[-mig<profile>]
+    std::string sku;  // slug(name)-sm<count>[-mig<profile>][-<watts>w], see power_suffix
     std::string mig;  // MIG profile, or empty
     int32_t sm_count = 0;
     int64_t smem_bytes = kSm90SmemBytes;
@@ -29,11 +29,20 @@ struct Device {
 // Lower-case letters and digits of `name`, everything else as single dashes.
 std::string slug(std::string_view name);
 
+// What the SKU of a board ends with: "-500w" where its power limit is more than 5 % below the default of its model,
+// else
+// "", also where one of the two is unknown (0). Both in milliwatts; written to the nearest 10 W, far less than changes
+// a choice, so that boards of one setting share a SKU although their limits read a watt or two apart.
+std::string power_suffix(uint32_t limit_mw, uint32_t default_mw);
+
+// `sku` without such an end: that of the boards of its model at their default power limit.
+std::string_view base_sku(std::string_view sku);
+
 // Fill in `sku` (where empty) and `tensor_ratio`, and check the numbers; throws Error(kDevice).
 Device make_device(Device device);
 
-// A well-known SM90 GPU by its SKU or short name (h200, h100, h800, h20, gh200), in any case; throws
-// Error(kDevice).
+// A well-known SM90 GPU by its SKU or short name (h200, h100, h800, h20, gh200), in any case, either followed by a
+// power suffix, which then ends its SKU and changes nothing else; throws Error(kDevice).
 Device known_device(std::string_view sku_or_short_name);
 std::vector<std::string> known_device_names();  // short ones, the reference GPU first
 

@@ -14,7 +14,8 @@
 namespace deep_gemm {
 namespace {
 
-// The GPU that the rates were fitted on; a device with its SKU uses them as they are, whatever its driver reports.
+// The GPU that the rates were fitted on; a device with its SKU, at any power limit, uses them as they are, whatever its
+// driver reports.
 constexpr const char* kReferenceSku = "nvidia-h200-sm132";
 constexpr double kReferenceSms = 132, kReferenceClockMhz = 1980, kReferenceMemoryGbps = 4800;
 
@@ -154,7 +155,7 @@ const HeuristicRates& base_rates(std::string_view sku) {
 }
 
 HeuristicRates scale_rates(const HeuristicRates& base, const Device& device) {
-    if (device.sku == kReferenceSku) return base;
+    if (base_sku(device.sku) == kReferenceSku) return base;
     HeuristicRates rates = base;
     const double clock = device.clock_mhz / kReferenceClockMhz, sms = device.sm_count / kReferenceSms;
     const double tensor = clock * device.tensor_ratio;

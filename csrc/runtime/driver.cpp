@@ -46,6 +46,7 @@ void resolve_devices(Api& api, const Resolver& resolve) {
     resolve(api.device_get, "cuDeviceGet");
     resolve(api.device_get_name, "cuDeviceGetName");
     resolve(api.device_get_uuid, "cuDeviceGetUuid");
+    resolve(api.device_get_pci_bus_id, "cuDeviceGetPCIBusId");
     resolve(api.device_get_attribute, "cuDeviceGetAttribute");
     resolve(api.primary_context_retain, "cuDevicePrimaryCtxRetain");
     resolve(api.context_get_current, "cuCtxGetCurrent");

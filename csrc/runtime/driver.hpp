@@ -115,6 +115,7 @@ struct Api {
     Result (*device_get)(DeviceHandle* device, int ordinal);
     Result (*device_get_name)(char* name, int size, DeviceHandle device);
     Result (*device_get_uuid)(Uuid* uuid, DeviceHandle device);
+    Result (*device_get_pci_bus_id)(char* text, int size, DeviceHandle device);
     Result (*device_get_attribute)(int* value, int attribute, DeviceHandle device);
     Result (*primary_context_retain)(Context* context, DeviceHandle device);
     Result (*context_get_current)(Context* context);

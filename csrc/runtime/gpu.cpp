@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "runtime/power_limit.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -31,6 +32,14 @@ std::string read_uuid(driver::DeviceHandle handle) {
         text += "0123456789abcdef"[uuid.bytes[i] >> 4];
         text += "0123456789abcdef"[uuid.bytes[i] & 15];
     }
+    return text;
+}
+
+// Empty where the driver does not say; only the power limit needs it.
+std::string read_bus_id(driver::DeviceHandle handle) {
+    char text[32] = "";
+    if (api().device_get_pci_bus_id(text, sizeof text, handle) != driver::kSuccess) return {};
+    text[sizeof text - 1] = '\0';
     return text;
 }
 
@@ -93,6 +102,8 @@ std::unique_ptr<Gpu> open_gpu(int ordinal) {
     const Device probed = probe_device(gpu->handle);
     gpu->unsupported = unsupported_reason(probed);
     gpu->device = gpu->unsupported.empty() ? with_known_figures(probed) : probed;
+    // A MIG slice has no power limit of its own.
+    if (gpu->unsupported.empty() && probed.mig.empty()) gpu->device.sku += read_power_suffix(read_bus_id(gpu->handle));
     return gpu;
 }
 

@@ -129,7 +129,7 @@ const OpModel* Selector::find_model(Op op) const {
 // What rules out the whole artefact for this problem and device, or "".
 std::string Selector::guard_artifact(const Problem& problem, const Device& device, std::string_view kernel_hash) const {
     const OpModel* model = find_model(problem.op);
-    if (device.sku != origin_.sku || device.sm_count != origin_.sm_count)
+    if ((device.sku != origin_.sku && base_sku(device.sku) != origin_.sku) || device.sm_count != origin_.sm_count)
         return "the selector is for " + origin_.sku + ", not " + device.sku;
     if (std::string fault = guard_kernels(model, kernel_hash); !fault.empty()) return fault;
     return model == nullptr ? "the selector does not know this op kind" : "";

@@ -118,6 +118,12 @@ static int cuDeviceGetUuid(unsigned char* uuid, int device) {
     return 0;
 }
 
+// CUDA's order is not that of the bus: GPU 0 has the highest address.
+static int cuDeviceGetPCIBusId(char* text, int size, int device) {
+    snprintf(text, (size_t)size, "0000:%02X:00.0", 0x80 - 16 * device);
+    return 0;
+}
+
 static int cuDeviceGetAttribute(int* value, int attribute, int device) {
     const long capability = setting("FAKE_CUDA_CC", 90);
     switch (attribute) {
@@ -402,7 +408,7 @@ static const struct {
     void* function;
 } entries[] = {
     ENTRY(cuInit), ENTRY(cuDriverGetVersion), ENTRY(cuGetErrorName), ENTRY(cuGetErrorString), ENTRY(cuDeviceGetCount), ENTRY(cuDeviceGet),
-    ENTRY(cuDeviceGetName), ENTRY(cuDeviceGetUuid), ENTRY(cuDeviceGetAttribute), ENTRY(cuDevicePrimaryCtxRetain), ENTRY(cuCtxGetCurrent),
+    ENTRY(cuDeviceGetName), ENTRY(cuDeviceGetUuid), ENTRY(cuDeviceGetPCIBusId), ENTRY(cuDeviceGetAttribute), ENTRY(cuDevicePrimaryCtxRetain), ENTRY(cuCtxGetCurrent),
     ENTRY(cuCtxGetDevice), ENTRY(cuCtxPushCurrent), ENTRY(cuCtxPopCurrent), ENTRY(cuThreadExchangeStreamCaptureMode), ENTRY(cuLibraryLoadData),
     ENTRY(cuLibraryGetKernel), ENTRY(cuKernelGetFunction), ENTRY(cuKernelGetAttribute), ENTRY(cuKernelSetAttribute),
     ENTRY(cuOccupancyMaxActiveClusters), ENTRY(cuTensorMapEncodeTiled), ENTRY(cuLaunchKernelEx), ENTRY(cuMemsetD2D8Async),

@@ -1,5 +1,5 @@
-"""Runs functions in a child process in which `libcuda.so.1` is the stub of libcuda.c, and returns the calls that the
-stub received.
+"""Runs functions in a child process in which `libcuda.so.1` is the stub of libcuda.c, and `libnvidia-ml.so.1` that of
+libnvml.c, and returns the calls that the stubs received.
 """
 
 import atexit
@@ -26,7 +26,7 @@ from deep_gemm import _C, plan
 from deep_gemm.errors import CompileError
 from deep_gemm.jit import build
 
-_SOURCE = Path(__file__).with_name("libcuda.c")
+_SOURCES = {"libcuda.so.1": "libcuda.c", "libnvidia-ml.so.1": "libnvml.c"}
 _PARAMS = struct.Struct("<QQQQqqqqqqIIIIIIffIIII")
 PARAMS_FIELDS = (
     "scale_a",
@@ -109,15 +109,24 @@ def start(folder: Path) -> Iterator[StubDriver]:
 
 
 @functools.cache
-def _start_server() -> multiprocessing.context.BaseContext:
-    """Build the stub and start the process that forks the children: it imports torch once, and has no driver yet."""
+def build_stubs() -> Path:
+    """Build the stubs and return their folder; skips the test where there is no C compiler."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler for the stub driver")
     folder = tempfile.mkdtemp(prefix="stub-driver-")
     atexit.register(shutil.rmtree, folder)
-    command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", f"{folder}/libcuda.so.1", str(_SOURCE)]
-    subprocess.run(command, check=True, timeout=60)
+    for library, source in _SOURCES.items():
+        path = Path(__file__).with_name(source)
+        command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", f"{folder}/{library}", str(path)]
+        subprocess.run(command, check=True, timeout=60)
+    return Path(folder)
+
+
+@functools.cache
+def _start_server() -> multiprocessing.context.BaseContext:
+    """Start the process that forks the children: it imports torch once, and has no driver yet."""
+    folder = build_stubs()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with pytest.MonkeyPatch.context() as patch:

@@ -34,6 +34,60 @@ def test_device_sku_names_the_partition():
 
 
 @pytest.mark.parametrize(
+    ("limit_w", "default_w", "suffix"),
+    [
+        (700, 700, ""),
+        (665, 700, ""),
+        (664.9, 700, "-660w"),
+        (500, 700, "-500w"),
+        (504.9, 700, "-500w"),
+        (495, 700, "-500w"),
+        (494.9, 700, "-490w"),
+        (310, 350, "-310w"),
+        (340, 350, ""),
+        (750, 700, ""),
+        (0, 700, ""),
+        (9.9, 700, ""),
+        (500, 0, ""),
+        (0, 0, ""),
+        (4000000, 4290000, "-4000000w"),
+    ],
+)
+def test_a_power_limit_is_named_where_it_is_clearly_below_the_default(limit_w, default_w, suffix):
+    assert _C.power_suffix(round(limit_w * 1000), round(default_w * 1000)) == suffix
+
+
+@pytest.mark.parametrize("short", _C.KNOWN_DEVICES)
+def test_a_known_device_at_a_power_limit_differs_in_its_sku_alone(short):
+    model = _C.Device.known(short)
+    sku = f"{model.sku}-500w"
+    device = _C.Device.known(sku)
+    assert device.as_dict() == model.as_dict() | {"sku": sku} and device != model
+    assert _C.Device.known(f"{short}-500W") == _C.Device.known(sku.upper()) == device
+    assert device == pickle.loads(pickle.dumps(device)) == _C.Device(**device.as_dict())
+    assert _C.base_sku(sku) == _C.base_sku(model.sku) == model.sku
+    assert _C.heuristic_version(sku) == _C.heuristic_version(model.sku)
+    problem = _C.Problem("fp8_gemm", 64, 2112, 7168)
+    config = _C.get_analytic_config(problem, model)
+    assert _C.get_analytic_config(problem, device) == config
+    assert _C.estimate_time_us(problem, config, device) == _C.estimate_time_us(problem, config, model)
+
+
+@pytest.mark.parametrize(
+    "sku",
+    ["", "w", "0w", "500w", "-0w", "a-0w", "a-505w", "a-050w", "a-500", "a-500wx", "a-5x0w", "a500w", "a-100000000w"],
+)
+def test_what_is_no_power_limit_stays_in_the_sku(sku):
+    assert _C.base_sku(sku) == sku
+    with pytest.raises(DeviceError, match="not a known GPU"):
+        _C.Device.known(f"h200{sku}" if sku.startswith("-") else sku)
+
+
+def test_the_power_limit_is_behind_the_partition():
+    assert _C.base_sku("nvidia-h200-sm16-mig1g-18gb-500w") == "nvidia-h200-sm16-mig1g-18gb"
+
+
+@pytest.mark.parametrize(
     ("name", "model"), [("NVIDIA H20", "h20"), ("NVIDIA H20-3e", "h20"), ("NVIDIA H200", "h200"), ("NVIDIA H2", "h200")]
 )
 def test_variants_of_a_board_compute_at_their_models_rate(name, model):

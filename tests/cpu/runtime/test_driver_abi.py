@@ -110,6 +110,7 @@ CUDA_FUNCTIONS = {
     "device_get": "cuDeviceGet",
     "device_get_name": "cuDeviceGetName",
     "device_get_uuid": "cuDeviceGetUuid",
+    "device_get_pci_bus_id": "cuDeviceGetPCIBusId",
     "device_get_attribute": "cuDeviceGetAttribute",
     "primary_context_retain": "cuDevicePrimaryCtxRetain",
     "context_get_current": "cuCtxGetCurrent",
