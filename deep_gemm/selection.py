@@ -3,7 +3,8 @@
 Guarantees: every chosen config is legal on the device; the same artefact, package and environment variables give the
 same choices in every process; an artefact is read once per process and GPU model. If it is refused, the heuristic
 chooses and one SelectorWarning says so; likewise if it is missing although the package has one for this GPU model. For
-other GPU models no artefact is normal.
+other GPU models no artefact is normal. A board with a lower power limit than its model's default has a SKU of its own;
+without an artefact for that it uses the model's.
 """
 
 import functools
@@ -178,7 +179,7 @@ def read_selector(file: str, content: bytes, sku: str) -> Selector:
         selector = Selector(content)
     except DeepGemmError as error:
         raise ModelError(f"{file}: {error}") from error
-    if selector.sku != sku:
+    if selector.sku not in selector_files.list_skus(sku):
         raise ModelError(f"{file}: is for {selector.sku}, not {sku}; export one for this GPU model or remove the file")
     return selector
 

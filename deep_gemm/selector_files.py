@@ -11,7 +11,7 @@ import os
 import stat
 from pathlib import Path
 
-from deep_gemm import environment
+from deep_gemm import _C, environment
 from deep_gemm.artifact import MAX_BYTES
 from deep_gemm.errors import ModelError
 
@@ -27,10 +27,18 @@ def selection_mode() -> tuple[str, Path | None]:
     return (value, None) if value in MODES else ("auto", Path(value))
 
 
+def list_skus(sku: str) -> tuple[str, ...]:
+    """Return the SKUs whose artefacts a board of `sku` uses, the best first: its own, and where that names a lower
+    power limit, that of its model. What was measured at a lower limit is never used at another one.
+    """
+    return tuple(dict.fromkeys([sku, _C.base_sku(sku)]))
+
+
 def read_selector_file(sku: str, path: Path | None) -> tuple[str, bytes] | None:
     """Return (file name, content) of the artefact for `sku`, or None where there is none.
 
-    `path`: the file asked for; None looks in the user's model folder, then among the packaged models.
+    `path`: the file asked for; None looks in the user's model folder, then among the packaged models, for each of
+    list_skus in turn.
     Raises: ModelError for a file that must not be trusted, or a `path` that does not exist.
     """
     if path is not None:
@@ -38,6 +46,11 @@ def read_selector_file(sku: str, path: Path | None) -> tuple[str, bytes] | None:
         if content is None:
             raise ModelError(f"{path}: no such file; set DG_SELECTOR to {', '.join(MODES)}, or the path of an artefact")
         return str(path), content
+    return next(filter(None, map(find_selector_file, list_skus(sku))), None)
+
+
+def find_selector_file(sku: str) -> tuple[str, bytes] | None:
+    """Return (file name, content) of the artefact of exactly `sku`, or None. Raises: ModelError."""
     folder = environment.model_dir()
     if folder is not None:
         content = read_private_file(folder / f"{sku}{SUFFIX}")
@@ -59,6 +72,7 @@ def read_packaged_file(sku: str) -> tuple[str, bytes] | None:
 
 def explain_missing(sku: str) -> str:
     """Return what is wrong where no artefact for `sku` was found, with the remedy; '' where none is packaged for it."""
+    sku = _C.base_sku(sku)
     if sku not in PACKAGED_SKUS:
         return ""
     return (

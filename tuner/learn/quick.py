@@ -41,7 +41,8 @@ SKIPPED = ("demo", "wide")
 
 
 def find_prior(store, sku: str, op: str, kernel_hash: str, backend: str = "cuda") -> Dataset | None:
-    """Return the table of other kernels on `sku`, the newest; else of the GPU model with most rows; else None.
+    """Return the table of other kernels on `sku`, the newest; else, where that names a lower power limit, of the model
+    at its default limit; else of the GPU model with most rows; else None.
 
     Simulated times are a prior of simulated ones alone.
     """
@@ -60,7 +61,8 @@ def find_prior(store, sku: str, op: str, kernel_hash: str, backend: str = "cuda"
     others = [one for one in counts if one.sku != sku and one.sku in boards]
     if not own and not others:
         return None
-    identity = max(own, key=lambda one: newest[one]) if own else max(others, key=lambda one: counts[one])
+    model = [one for one in others if one.sku == _C.base_sku(sku)]
+    identity = max(own, key=lambda one: newest[one]) if own else max(model or others, key=lambda one: counts[one])
     device = known_or_none(identity.sku) or boards[identity.sku]
     both = identity, replace(identity, regime=name_rested(identity.regime))
     return build_dataset([row for row in rows if row.block.identity in both], identity, device)

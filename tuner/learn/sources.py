@@ -4,6 +4,7 @@ from pathlib import Path
 
 from deep_gemm import _C, environment
 from deep_gemm.errors import DeepGemmError, DeviceError
+from deep_gemm.selector_files import list_skus
 from tuner import errors
 from tuner.db import Store, is_recorded, queries, snapshot_path
 from tuner.problems.fields import OPS
@@ -38,12 +39,12 @@ def check_named() -> None:
 
 
 def find_recorded(device: str = "") -> Path:
-    """Return the recorded snapshot of the GPU called `device`, "" meaning the one at hand; of RECORDED_SKU where that
-    GPU has none.
+    """Return the recorded snapshot of the GPU called `device`, "" meaning the one at hand; of its model where the GPU
+    has a lower power limit; of RECORDED_SKU where there is neither.
     """
     known = known_or_none(device) if device else gpu_or_none()
-    path = snapshot_path(known.sku if known else RECORDED_SKU)
-    return path if path.exists() else snapshot_path(RECORDED_SKU)
+    paths = [snapshot_path(sku) for sku in (list_skus(known.sku) if known else ())]
+    return next((path for path in paths if path.exists()), snapshot_path(RECORDED_SKU))
 
 
 def holds_measurements(path: Path) -> bool:

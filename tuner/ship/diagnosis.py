@@ -154,7 +154,9 @@ def check_selector() -> Finding:
             remedy = "correct DG_SELECTOR, or unset it"
         return Finding("selector", state, loaded.reason, remedy)
     known = loaded.selector.metadata["ops"]
-    return Finding("selector", OK, f"{loaded.file}, {len(known)} of {len(OP_KINDS)} op kinds, for {device.sku}")
+    return Finding(
+        "selector", OK, f"{loaded.file}, {len(known)} of {len(OP_KINDS)} op kinds, for {loaded.selector.sku}"
+    )
 
 
 def check_choice() -> Finding:
@@ -163,7 +165,7 @@ def check_choice() -> Finding:
     problem = _C.Problem(*PROBE)
     choice = selection.explain(problem, device)
     found = f"{problem}: {choice.config}, {choice.source} ({choice.reason})"
-    if choice.source == "analytic" and device.sku == known_device("h200").sku == RECORDED_SKU:
+    if choice.source == "analytic" and _C.base_sku(device.sku) == known_device("h200").sku == RECORDED_SKU:
         remedy = "the packaged selector is not used; `python -m tuner models list` says why"
         return Finding("choice", FAULT if selection.load_selector(device.sku).mode == "auto" else OK, found, remedy)
     return Finding("choice", OK, found)

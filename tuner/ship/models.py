@@ -72,8 +72,8 @@ def find_model(name: str) -> Model:
         if not Path(name).is_file():
             raise errors.UsageError(f"{name}: no such file; `python -m tuner models list` shows what there is")
         return read_model(Path(name), "named")
-    models = find_models()
-    found = [model for model in models if model.sku == get_sku(name)]
+    models, skus = find_models(), selector_files.list_skus(get_sku(name))
+    found = [model for sku in skus for model in models if model.sku == sku]
     if not found:
         known = ", ".join(dict.fromkeys(model.sku for model in models)) or "none"
         raise errors.UsageError(f"{name}: no artefact for this GPU model; there are: {known}")

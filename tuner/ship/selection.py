@@ -8,6 +8,7 @@ from deep_gemm import selection as runtime
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import PROBLEM_FIELDS
 from deep_gemm.older_kernels import list_serving
+from deep_gemm.selector_files import list_skus
 from tuner import errors
 from tuner.learn.ranking import rank
 from tuner.learn.sources import device_at_hand, open_database
@@ -146,7 +147,7 @@ def describe_selector(loaded: runtime.LoadedSelector, device, op_kind: str) -> d
     op = metadata["ops"][op_kind]
     fault = selector.find_fault(op_kind, runtime.kernel_hash(op_kind))
     guards = {
-        "same GPU model": metadata["sku"] == device.sku and metadata["sm_count"] == device.sm_count,
+        "same GPU model": metadata["sku"] in list_skus(device.sku) and metadata["sm_count"] == device.sm_count,
         "fits this package": not fault,
     }
     return {name: op[name] for name in ("kernel_hash", "margin", "regime")} | {

@@ -5,13 +5,16 @@ import threading
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from deep_gemm import _C, models, selection, selector_files
 from deep_gemm.errors import DeviceError, SelectorWarning
+from deep_gemm.selector import Selector
 from tests.fakes.selectors import DEVICE, KERNEL_HASH, make_artifact, make_parts, make_problems, pack
 
 OTHER = _C.Device.known("h20")
+LIMITED = _C.Device.known(f"{DEVICE.sku}-500w")
 SKU_FILE = f"{DEVICE.sku}.dgsel"
 
 
@@ -116,6 +119,55 @@ def test_artefact_of_another_gpu(folder):
     install(folder / f"{OTHER.sku}.dgsel")
     with pytest.warns(SelectorWarning, match=f"is for {DEVICE.sku}, not {OTHER.sku}"):
         assert selection.explain(make_parts()[3][0], OTHER).source == "analytic"
+
+
+def make_limited_artifact() -> bytes:
+    """Return an artefact for LIMITED that differs from that of its model in its exact table, which is empty."""
+    metadata, arrays, *_ = make_parts()
+    empty = {"exact_key": np.empty(0, np.uint64), "exact_config": np.empty(0, np.int32)}
+    return pack(metadata | {"sku": LIMITED.sku}, arrays | empty)
+
+
+@pytest.mark.parametrize("is_packaged", [False, True])
+def test_a_board_with_a_lower_power_limit_uses_the_artefact_of_its_model(folder, monkeypatch, is_packaged):
+    if is_packaged:
+        packaged = {DEVICE.sku: (SKU_FILE, make_artifact())}
+        monkeypatch.setattr(selector_files, "read_packaged_file", packaged.get)
+    else:
+        install(folder / SKU_FILE)
+    own, (choice, caught) = explain()[0], explain(device=LIMITED)
+    assert choice.source == own.source == "exact" and choice.config == own.config and not caught
+    assert selection.get_selector(LIMITED).sku == DEVICE.sku
+
+
+def test_its_own_artefact_comes_first_and_is_for_it_alone(folder, monkeypatch):
+    install(folder / SKU_FILE)
+    monkeypatch.setattr(selector_files, "read_packaged_file", {LIMITED.sku: ("packaged", make_limited_artifact())}.get)
+    assert explain(device=LIMITED)[0].source == "learned" and explain()[0].source == "exact"
+    install(folder / f"{LIMITED.sku}.dgsel", make_limited_artifact())
+    selection.forget_selectors()
+    assert selection.load_selector(LIMITED.sku).file == str(folder / f"{LIMITED.sku}.dgsel")
+    other = _C.Device.known(f"{DEVICE.sku}-400w")
+    assert explain(device=other)[0].source == "exact"
+
+
+@pytest.mark.parametrize("watts", ["", "-400w"])
+def test_no_other_board_takes_the_artefact_of_a_lower_power_limit(folder, monkeypatch, watts):
+    device = _C.Device.known(DEVICE.sku + watts)
+    path = install(folder / "named.dgsel", make_limited_artifact())
+    monkeypatch.setenv("DG_SELECTOR", str(path))
+    words = f"{path}: is for {LIMITED.sku}, not {device.sku}; export one for this GPU model or remove the file"
+    choice, caught = explain(device=device)
+    assert choice.source == "analytic" and words in str(caught[0].message)
+    assert Selector(make_limited_artifact()).choose(make_parts()[3][0], device).source == "analytic"
+    selection.forget_selectors()
+    assert explain(device=LIMITED)[0].source == "learned"
+
+
+def test_a_missing_packaged_artefact_of_its_model_is_said(folder):
+    choice, caught = explain(device=LIMITED)
+    assert choice.reason == f"no selector for {LIMITED.sku}" and f"models/{SKU_FILE}: no such file" in str(caught[0])
+    assert choice.config == _C.get_analytic_config(make_parts()[3][0], DEVICE)
 
 
 def test_missing_path(folder, monkeypatch):
