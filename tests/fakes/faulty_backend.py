@@ -16,7 +16,7 @@ class FaultyBackend:
 
     def hello(self) -> dict:
         """Return a made-up device."""
-        device = {"uuid_hash": os.environ.get("FAKE_UUID", "f" * 64)}
+        device = {"uuid_hash": os.environ.get("FAKE_UUID", "f" * 64), "sku": os.environ.get("FAKE_SKU", "faulty")}
         return {"package": os.environ["FAKE_PACKAGE"], "regime": "faulty", "device": device, "environment": {}}
 
     def run(self, job: dict, progress) -> dict:

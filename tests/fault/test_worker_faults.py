@@ -80,11 +80,12 @@ def test_a_device_that_never_starts_is_retired():
         worker.start()
 
 
-def test_another_board_is_refused(worker):
+@pytest.mark.parametrize("changed", [{"FAKE_UUID": "a" * 64}, {"FAKE_SKU": "faulty-500w"}])
+def test_another_board_and_another_power_limit_are_refused(worker, changed):
     worker.start()
     worker.stop()
-    worker.extra["FAKE_UUID"] = "a" * 64
-    with pytest.raises(errors.TunerError, match="another GPU"):
+    worker.extra |= changed
+    with pytest.raises(errors.TunerError, match="another GPU or at another power limit"):
         worker.start()
 
 

@@ -118,10 +118,11 @@ class MeasuringWorker:
                 "the measuring process would make other kernels: it found another deep_gemm, or this one was changed"
                 " meanwhile; check PYTHONPATH, and start the command again"
             )
-        if self.identity and self.identity["device"]["uuid_hash"] != hello["device"]["uuid_hash"]:
+        if self.identity and name_board(self.identity) != name_board(hello):
             self.stop()
             raise errors.TunerError(
-                "the measuring process came back on another GPU: one sweep measures one board; start the sweep again"
+                "the measuring process came back on another GPU or at another power limit: one sweep measures one board"
+                " at one limit; start the sweep again"
             )
         self.identity = hello
 
@@ -233,6 +234,11 @@ class MeasuringWorker:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+
+def name_board(hello: dict) -> tuple:
+    """Return which board a hello is of, and by its SKU at which power limit."""
+    return hello["device"]["uuid_hash"], hello["device"].get("sku")
 
 
 def wait_briefly(process: subprocess.Popen) -> int | None:

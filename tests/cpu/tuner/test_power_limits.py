@@ -1,4 +1,4 @@
-"""Boards with a lower power limit in the tuner: they start from what their model has, and their times stay their own."""
+"""Boards with a lower power limit in the tuner: they start from what their model has, and keep their times apart."""
 
 import json
 from functools import partial
