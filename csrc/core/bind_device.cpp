@@ -63,9 +63,7 @@ void bind_device(py::module_& m) {
              "smem_bytes"_a = kSm90SmemBytes, "l2_bytes"_a, "compute_capability"_a = std::pair<int, int>(9, 0),
              "clock_mhz"_a, "memory_gbps"_a, "mig"_a = "",
              "Describe a GPU; sku is derived as slug(name)-sm<count>[-mig<profile>]; a GPU at a lower power limit has "
-             "-<watts>w behind."
-             "
-             " Raises: DeviceError.")
+             "-<watts>w behind. Raises: DeviceError.")
         .def_static(
             "known", [](const std::string& name) { return known_device(name); }, "sku_or_short_name"_a,
             "Return h200, h100, h800, h20 or gh200, by short name or SKU, either with or without a power limit such as"
