@@ -30,8 +30,8 @@ struct Device {
 std::string slug(std::string_view name);
 
 // What the SKU of a board ends with: "-500w" where its power limit is more than 5 % below the default of its model, and
-// nothing else; nothing also where one of the two is unknown (0). Both in milliwatts. It is written to the nearest 10 W,
-// far less than changes a choice: boards of one setting share a SKU although their limits read a watt or two apart.
+// nothing else; nothing also where one of the two is unknown (0). Both in milliwatts. It is written to the nearest 10
+// W, far less than changes a choice: boards of one setting share a SKU although their limits read a watt or two apart.
 std::string power_suffix(uint32_t limit_mw, uint32_t default_mw);
 
 // `sku` without such an end: that of the boards of its model at their default power limit.
