@@ -74,7 +74,7 @@ def tf32_hc_prenorm_gemm(
         return
     if shape.m == 0 or d.is_meta:
         return
-    with writing(d):
+    with writing(d, sqr_sum):
         if a.is_cuda and shape.n > 0 and shape.k > 0:
             planned.run(_make_plan(a, b, d, sqr_sum, shape, num_splits), a, b, d, sqr_sum)
         elif not _C.get_compile_mode():

@@ -10,7 +10,7 @@ import torch
 
 from deep_gemm import planned
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
-from deep_gemm.operands import check_tensor, shorten
+from deep_gemm.operands import check_tensor, is_fake, record, shorten
 
 #: Elements that rows of logits start at multiples of.
 PITCH_UNIT = 64
@@ -44,8 +44,9 @@ def get_paged_mqa_logits_metadata(
     if schedule is not NotImplemented:
         return schedule
     _check_lengths(context_lens, block_kv, num_sms, indices)
-    if hasattr(context_lens, "fake_mode"):
-        return _trace_metadata(context_lens, block_kv, num_sms, indices)
+    if is_fake(context_lens):
+        recorded = record("get_paged_mqa_logits_metadata", context_lens, block_kv, num_sms, indices)
+        return context_lens.new_empty((num_sms + 1, 2)) if recorded is None else recorded
     if context_lens.is_cuda:
         return planned.run(_plan_schedule(context_lens, block_kv, num_sms, indices), context_lens)
     schedule = context_lens.new_empty((num_sms + 1, 2))
@@ -66,15 +67,6 @@ def _plan_schedule(
 
 
 _schedule = planned.make_call("get_paged_mqa_logits_metadata", _plan_schedule)
-
-
-def _trace_metadata(context_lens: torch.Tensor, block_kv: int, num_sms: int, indices: torch.Tensor | None):
-    """Put the call into the graph that is being recorded, or return a fake result."""
-    from deep_gemm import tracing  # it imports the table of ops, which imports this module
-
-    if tracing.is_recording():
-        return tracing.get_recorder("get_paged_mqa_logits_metadata")(context_lens, block_kv, num_sms, indices)
-    return context_lens.new_empty((num_sms + 1, 2))
 
 
 def compute_schedule(context_lens: torch.Tensor, num_slots: int) -> torch.Tensor:

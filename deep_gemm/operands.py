@@ -39,12 +39,13 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "fake_mode")
 
 
-def record(name: str, *arguments: object) -> None:
-    """Put a call of the public op `name` on fake tensors into the graph that is being recorded, if one is."""
+def record(name: str, *arguments: object) -> Any:
+    """Put a call of the public op `name` on fake tensors into the graph that is being recorded, and return what it
+    returns there; None where no graph is recorded.
+    """
     from deep_gemm import tracing  # which imports all ops
 
-    if tracing.is_recording():
-        tracing.get_recorder(name)(*arguments)
+    return tracing.get_recorder(name)(*arguments) if tracing.is_recording() else None
 
 
 def check_numbers(name: str, value: Any) -> None:

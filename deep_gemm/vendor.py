@@ -71,9 +71,9 @@ def _run(layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torc
                 _multiply(*_orient(layout, a, b), d, c)
 
 
-def writing(d: torch.Tensor) -> contextlib.AbstractContextManager:
-    """Return the mode in which torch writes `d` without recording a graph."""
-    return torch.inference_mode() if d.is_inference() else torch.no_grad()
+def writing(*outputs: torch.Tensor) -> contextlib.AbstractContextManager:
+    """Return the mode in which torch writes `outputs` without recording a graph, those made for inference or not."""
+    return torch.inference_mode() if any(d.is_inference() for d in outputs) else torch.no_grad()
 
 
 def check_operands(

@@ -179,12 +179,17 @@ def test_compile_mode_writes_nothing(monkeypatch):
     assert (d == 7.0).all() and (squares == 7.0).all()
 
 
-def test_what_was_made_for_inference_can_be_written():
-    a, b = make()
-    with torch.inference_mode():
-        d, squares = torch.empty(M, N), torch.empty(M)
-    deep_gemm.tf32_hc_prenorm_gemm(a, b, d, squares)
+@pytest.mark.parametrize("for_inference", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("splits", [None, 2])
+def test_what_was_made_for_inference_can_be_written(for_inference, splits):
+    (a, b), lead, outputs = make(), () if splits is None else (splits,), []
+    for shape, is_made_for_it in zip(((*lead, M, N), (*lead, M)), for_inference, strict=True):
+        with torch.inference_mode(is_made_for_it):
+            outputs.append(torch.empty(shape))
+    deep_gemm.tf32_hc_prenorm_gemm(a, b, *outputs, splits)
+    d, squares = (tensor if splits is None else tensor.sum(0) for tensor in outputs)
     assert calc_diff(d, a.double() @ b.double().t()) < 1e-10
+    assert calc_diff(squares, a.double().square().sum(1)) < 1e-10
 
 
 @pytest.mark.parametrize("splits", [None, 4])
