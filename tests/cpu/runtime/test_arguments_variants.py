@@ -156,6 +156,12 @@ WRONG_RECIPES = {
         ShapeError,
         r"scale_b.shape = \[24\]: must be \[n\] = \[272\]",
     ),
+    "of SM100": (
+        (1, 1, 32),
+        {},
+        ArgumentError,
+        r"recipe = \(1, 1, 32\): must be .*; others are SM100 only: pass one of",
+    ),
     "two numbers": ((1, 128), {}, ArgumentError, r"recipe = \(1, 128\): must be \(1, 128, 128\)"),
     "negative": ((1, -1, 128), {}, ArgumentError, r"recipe = \(1, -1, 128\)"),
 }
