@@ -14,8 +14,9 @@ import warnings
 from typing import NamedTuple
 
 from deep_gemm import _C, selector_files
-from deep_gemm.errors import DeepGemmError, DeviceError, ModelError, SelectorWarning
+from deep_gemm.errors import ArgumentError, DeepGemmError, DeviceError, ModelError, SelectorWarning
 from deep_gemm.fields import OP_KINDS
+from deep_gemm.operands import shorten
 from deep_gemm.selector import Selector
 from deep_gemm.text import MAX_MESSAGE, printable
 
@@ -47,31 +48,27 @@ def _reset_after_fork() -> None:
 os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-def get_best_config(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Config":
-    """Return the config that the library runs `problem` with on `device` (default: the current GPU).
+def get_best_config(problem: "_C.Problem", device: "_C.Device | str | None" = None) -> "_C.Config":
+    """Return the config that the library runs `problem` with on `device`: a Device, the name of one, such as "h200", or
+    None, the current GPU.
 
     Only the fields of `problem` count: settings of the process (set_num_sms, set_batch_invariant, DG_BATCH_INVARIANT)
     reach a call's problem as its fields num_sms and batch_invariant.
 
-    Raises: DeviceError where there is no GPU, or none of the configs is legal on it.
+    Raises: ArgumentError for what is no device; DeviceError for an unknown name, where there is no GPU, and where none
+        of the configs is legal on it.
     """
     return explain(problem, device).config
 
 
-def get_analytic_config(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Config":
-    """Return the heuristic's choice for `problem` on `device` (default: the current GPU); a pure function.
-
-    Raises: DeviceError where there is no GPU, or none of the configs is legal on it.
-    """
-    return _C.get_analytic_config(problem, device or current_device())
+def get_analytic_config(problem: "_C.Problem", device: "_C.Device | str | None" = None) -> "_C.Config":
+    """Return the heuristic's choice for `problem` on `device`, all as for get_best_config; a pure function."""
+    return _C.get_analytic_config(problem, find_device(device))
 
 
-def explain(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Choice":
-    """Return the choice for `problem` on `device` (default: the current GPU), with who chose it and why.
-
-    Raises: DeviceError where there is no GPU, or none of the configs is legal on it.
-    """
-    device = device or current_device()
+def explain(problem: "_C.Problem", device: "_C.Device | str | None" = None) -> "_C.Choice":
+    """Return the choice for `problem` on `device`, with who chose it and why; all as for get_best_config."""
+    device = find_device(device)
     loaded = load_selector(device.sku)
     if loaded.selector is None:
         return choose_analytic(problem, device, loaded.reason)
@@ -104,6 +101,21 @@ def find_recorded_op(op: str, selector: Selector) -> str:
     """Return the op kind whose records choose for `op`."""
     sibling, known = OP_KINDS[op].sibling, selector.metadata["ops"]
     return sibling if sibling in known and op not in known else op
+
+
+def find_device(device: "_C.Device | str | None") -> "_C.Device":
+    """Return `device`, the one of that name, or the current GPU for None.
+
+    Raises: ArgumentError for anything else; DeviceError for an unknown name, and where there is no GPU.
+    """
+    if device is None:
+        return current_device()
+    named = _C.Device.known(device) if isinstance(device, str) else device
+    if not isinstance(named, _C.Device):
+        raise ArgumentError(
+            f"device = {shorten(device)}: must be a Device, its name or None; pass 'h200', for example."
+        )
+    return named
 
 
 def current_device() -> "_C.Device":

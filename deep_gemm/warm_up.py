@@ -98,11 +98,9 @@ def warmup(
 
 def _find_device(device: "str | _C.Device | None") -> tuple["_C.Device", bool]:
     """Return the device and whether it is the current GPU."""
+    named = selection.find_device(device)
     if device is None:
-        return selection.current_device(), True
-    named = _C.Device.known(device) if isinstance(device, str) else device
-    if not isinstance(named, _C.Device):
-        raise ArgumentError(f"device = {device!r}: must be a Device, its name or None; pass 'h200', for example.")
+        return named, True
     with contextlib.suppress(DeviceError):
         current = _C.get_device()
         return named, current.as_dict() == named.as_dict() or (isinstance(device, str) and current.sku == named.sku)

@@ -11,6 +11,7 @@ import pytest
 from deep_gemm import _C, models, selection, selector_files
 from deep_gemm.errors import DeviceError, SelectorWarning
 from deep_gemm.selector import Selector
+from deep_gemm.errors import ArgumentError, DeviceError, SelectorWarning
 from tests.fakes.selectors import DEVICE, KERNEL_HASH, make_artifact, make_parts, make_problems, pack
 
 OTHER = _C.Device.known("h20")
@@ -44,6 +45,19 @@ def explain(problem=None, device=DEVICE):
         warnings.simplefilter("always")
         choice = selection.explain(problem or make_parts()[3][0], device)
     return choice, [warning for warning in caught if warning.category is SelectorWarning]
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [selection.get_best_config, selection.get_analytic_config, lambda *given: selection.explain(*given).config],
+)
+def test_a_device_may_be_named(folder, choose):
+    problem = make_parts()[3][0]
+    assert choose(problem, "h20") == choose(problem, OTHER.sku) == choose(problem, OTHER)
+    with pytest.raises(DeviceError, match="'h999': not a known GPU; use one of h200"):
+        choose(problem, "h999")
+    with pytest.raises(ArgumentError, match="device = 5: must be a Device, its name or None; pass 'h200'"):
+        choose(problem, 5)
 
 
 def test_no_artefact_is_silent_where_none_is_packaged(folder):
