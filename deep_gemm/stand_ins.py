@@ -22,7 +22,7 @@ def stand_in{signature}:
 
 def make_stand_in(op: Op, node: Callable, leave: Callable) -> Callable:
     """Return the stand-in of an op. `node` takes what the op's schema names, `leave` the op's own arguments."""
-    scope = {"node": node, "leave": leave, "_take_queries": _take_queries, **_CHECKS}
+    scope = {"node": node, "leave": leave, **_TAKERS, **_CHECKS}
     exec(compile(_make_source(op), f"<stand-in of {op.name}>", "exec"), scope)
     aliases = {parameter.alias: parameter.name for parameter in op.parameters if parameter.alias}
     return _accept_aliases(scope["stand_in"], aliases) if aliases else scope["stand_in"]
@@ -32,15 +32,25 @@ def _make_source(op: Op) -> str:
     in_graph = [parameter for parameter in op.parameters if parameter.schema]
     return _SOURCE.format(
         signature=op.signature,
-        condition=" and ".join(f"{_check_name(op, one)}({one.name})" for one in op.parameters if one.check),
+        condition=" and ".join(_make_check(op, one) for one in op.parameters if one.check),
         node_arguments=", ".join(_pass_to_node(op, parameter) for parameter in in_graph),
         leave_arguments=", ".join(_pass(parameter, parameter.name) for parameter in op.parameters),
     )
 
 
-def _check_name(op: Op, parameter: Parameter) -> str:
-    kind = "tensor" if parameter.check == "operand" and parameter.name not in op.pairs else parameter.check
-    return f"_is_{kind}"
+def _make_check(op: Op, parameter: Parameter) -> str:
+    kind = _kind_of(op, parameter)
+    return f"_is_{kind}({', '.join((parameter.name, *_ALSO_CHECKED.get(kind, ())))})"
+
+
+def _kind_of(op: Op, parameter: Parameter) -> str:
+    """Return the check of a parameter, of which operands that are no pairs, and flags that are no lengths, have another
+    than those that are.
+    """
+    if parameter.check == "operand" and parameter.name not in op.pairs:
+        return "tensor"
+    has_length = any(one.name == "max_seqlen_k" for one in op.parameters)
+    return "flag" if parameter.check == "cleaning" and not has_length else parameter.check
 
 
 def _pass(parameter: Parameter, value: str) -> str:
@@ -50,7 +60,7 @@ def _pass(parameter: Parameter, value: str) -> str:
 def _pass_to_node(op: Op, parameter: Parameter) -> str:
     if parameter.name in op.pairs:
         return f"*{parameter.name}"
-    return _pass(parameter, _FORMS.get(parameter.check, "{}").format(parameter.name))
+    return _pass(parameter, _FORMS.get(_kind_of(op, parameter), "{}").format(parameter.name))
 
 
 def _accept_aliases(stand_in: Callable, aliases: dict[str, str]) -> Callable:
@@ -101,31 +111,69 @@ def _is_optional_number(factor) -> bool:
 
 
 def _is_integer(number) -> bool:
-    return isinstance(number, (int, torch.SymInt))
+    return isinstance(number, (int, torch.SymInt)) and not isinstance(number, bool)
 
 
 def _is_optional_integer(number) -> bool:
     return number is None or _is_integer(number)
 
 
+def _is_integers(numbers) -> bool:
+    return isinstance(numbers, (tuple, list)) and all(_is_integer(number) for number in numbers)
+
+
+def _is_optional_integers(numbers) -> bool:
+    return numbers is None or _is_integers(numbers)
+
+
 def _is_text(text) -> bool:
     return isinstance(text, str)
 
 
-def _is_sizes(sizes) -> bool:
-    return sizes is None or (isinstance(sizes, (tuple, list)) and all(_is_integer(size) for size in sizes))
+def _is_optional_text(text) -> bool:
+    return text is None or isinstance(text, str)
+
+
+def _is_sizes(sizes, has_ends) -> bool:
+    """Whether sizes of groups are integers, or none where the device says where groups end."""
+    return _is_integers(sizes) or (sizes is None and has_ends is True)
 
 
 def _is_flag(argument) -> bool:
     return isinstance(argument, bool)
 
 
-def _is_hint(number) -> bool:
-    return number is None or _is_integer(number)
+def _is_cleaning(argument, length) -> bool:
+    """Whether an argument is a flag, or an integer in its place, which is a length that is not given, too."""
+    return isinstance(argument, bool) or (_is_integer(argument) and not length)
+
+
+def _is_length(length) -> bool:
+    return length is None or _is_integer(length)
+
+
+def _take_cleaning(argument):
+    return argument if isinstance(argument, bool) else True
+
+
+def _take_length(length, cleaning):
+    if not isinstance(cleaning, bool):
+        return cleaning
+    return 0 if length is None else length
 
 
 def _is_absent(argument) -> bool:
     return argument is None
+
+
+def _is_unused(argument) -> bool:
+    """Whether an option of other GPUs is off."""
+    return argument is None or argument is False
+
+
+def _is_unused_limit(argument) -> bool:
+    """Whether a limit of N of a tile is off, or one that no kernel reaches."""
+    return _is_unused(argument) or (_is_integer(argument) and argument >= 256)
 
 
 _CHECKS = {
@@ -139,16 +187,28 @@ _CHECKS = {
         _is_optional_number,
         _is_integer,
         _is_optional_integer,
+        _is_integers,
+        _is_optional_integers,
         _is_text,
+        _is_optional_text,
         _is_sizes,
         _is_flag,
-        _is_hint,
+        _is_cleaning,
+        _is_length,
         _is_absent,
+        _is_unused,
+        _is_unused_limit,
     )
 }
+_TAKERS = {take.__name__: take for take in (_take_queries, _take_cleaning, _take_length)}
+
+#: The parameters that a check looks at beside its own.
+_ALSO_CHECKED = {"sizes": ("use_psum_layout",), "cleaning": ("max_seqlen_k",)}
 
 #: How the node takes arguments of some checks, where not as they are.
 _FORMS = {
+    "cleaning": "_take_cleaning({0})",
+    "length": "_take_length({0}, clean_logits)",
     "number": "float({0})",
     "optional_number": "1.0 if {0} is None else float({0})",
     "queries": "_take_queries({0})",

@@ -5,7 +5,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import deep_gemm
-from deep_gemm.errors import ShapeError
+from deep_gemm.errors import ArgumentError, ShapeError
 from deep_gemm.library import get_op
 from tests.fakes.operands import one_thread
 from tests.gpu.logits_operands import make_paged, make_prefill
@@ -23,8 +23,8 @@ def fresh_dynamo():
     torch._dynamo.reset()
 
 
-def score_prefill(q, kv, weights, starts, ends, **options):
-    return deep_gemm.fp8_fp4_mqa_logits((q, None), kv, weights, starts, ends, **options) * 2
+def score_prefill(q, kv, weights, starts, ends, *sixth, **options):
+    return deep_gemm.fp8_fp4_mqa_logits((q, None), kv, weights, starts, ends, *sixth, **options) * 2
 
 
 def score_paged(q, cache, weights, lengths, table, **options):
@@ -41,6 +41,41 @@ def test_prefill_compiles(options, backend):
     compiled = torch.compile(score_prefill, fullgraph=True, backend=backend)(*operands, **options)
     expected = score_prefill(*operands, **options)
     assert torch.equal(compiled, expected) and compiled.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("sixth", [(40,), (0,), (40, 0), (40, None), (False,), (True, None)], ids=str)
+def test_the_sixth_argument_may_be_a_length(sixth):
+    """It was clean_logits in older versions of the API. Calls with a length there, or with None as the seventh, broke
+    graphs.
+    """
+    operands = [*make_prefill(6, 70).values(), *sixth]
+    expected = score_prefill(*operands)
+    assert torch.equal(torch.compile(score_prefill, fullgraph=True, backend="aot_eager")(*operands), expected)
+    graph = make_fx(lambda *tensors: score_prefill(*tensors, *sixth), tracing_mode="fake")(*operands[:5])
+    assert [node.target for node in graph.graph.nodes].count(get_op("fp8_mqa_logits")) == 1
+    assert torch.equal(graph(*operands[:5]), expected)
+
+
+def test_a_symbolic_length():
+    program = torch.compile(score_prefill, fullgraph=True, backend="aot_eager", dynamic=True)
+    operands = list(make_prefill(6, 70).values())
+    for length in (40, 41, 70):
+        assert torch.equal(program(*operands, length), score_prefill(*operands, length))
+
+
+WRONG_OPTIONS = [
+    {"clean_logits": 40, "max_seqlen_k": 40}, {"clean_logits": None}, {"max_seqlen_k": True}, {"max_seqlen_k": 1.5},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", WRONG_OPTIONS, ids=str)
+def test_wrong_options_say_what_the_eager_call_says(options):
+    operands = list(make_prefill(6, 70).values())
+    with pytest.raises(ArgumentError) as eager:
+        score_prefill(*operands, **options)
+    with pytest.raises(ArgumentError) as traced:
+        torch.compile(score_prefill, backend="eager")(*operands, **options)
+    assert str(traced.value) == str(eager.value)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -110,6 +110,18 @@ def test_second_names_compile():
         check_compiled(program, make_call(name))
 
 
+@pytest.mark.parametrize(
+    "options", [{"enable_overlap": False, "signal": None}, {"max_block_n": 256}, {"signal": False}], ids=str
+)
+def test_options_that_are_off_compile(options):
+    def program(a, b, counts, d, other, c):
+        deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, d, counts, 16, **options)
+        deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, other, counts, 16)
+        return ()
+
+    check_compiled(program, make_call("m_grouped_fp8_gemm_nt_masked"))
+
+
 @pytest.mark.parametrize("name", MASKED_OPS)
 def test_hints_share_one_graph(name):
     """`expected_m` changes from step to step; the second value makes it symbolic, and no later one compiles again."""
@@ -275,7 +287,39 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("name, spoil, options, error, message", WRONG)
+_NONE = [
+    (name, lambda call, d: (call.a, call.b, d, None), {}, errors.ArgumentError, "ks = None: must be a list or tuple")
+    for name in K_OPS
+]
+_BOOLS = [
+    (
+        "k_grouped_bf16_gemm_tn_contiguous",
+        lambda call, d: (call.a, call.b, d, [True, 256]),
+        {},
+        errors.ArgumentError,
+        r"ks\[0\] = True: must be an int",
+    ),
+    (
+        "m_grouped_bf16_gemm_nt_masked",
+        lambda call, d: (call.a, call.b, d, call.groups, True),
+        {},
+        errors.ArgumentError,
+        "expected_m = True: must be an int",
+    ),
+]
+_SM100 = [
+    (
+        "m_grouped_fp8_gemm_nt_masked",
+        lambda call, d: (call.a, call.b, d, call.groups, 16),
+        {name: value},
+        errors.ArgumentError,
+        f"{name} = {value}: no kernel of SM90 takes it",
+    )
+    for name, value in (("enable_overlap", True), ("max_block_n", 255), ("max_block_n", True), ("signal", 5))
+]
+
+
+@pytest.mark.parametrize("name, spoil, options, error, message", [*WRONG, *_NONE, *_BOOLS, *_SM100])
 def test_wrong_input_says_what_the_eager_call_says(name, spoil, options, error, message):
     """Objects that a graph cannot hold run eagerly and fail there; tensors and numbers fail while they are traced, in
     an error of torch's.
