@@ -5,13 +5,15 @@ memory, its B has few rows, and its only choice is into how many parts K is cut,
 """
 
 import itertools
+import json
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 
-from deep_gemm import _C, planned
-from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
-from deep_gemm.operands import check_integer, check_tensor, is_fake, record
+from deep_gemm import _C, environment, planned
+from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ProblemError, ShapeError
+from deep_gemm.operands import check_integer, check_tensor, is_fake, record, shorten
 from deep_gemm.planned import Launch, Memory, argument, memory
 from deep_gemm.quantize import ceil_div
 from deep_gemm.vendor import overlaps, shares_memory, writing
@@ -32,15 +34,25 @@ _CLUSTER_SIZE = 1 << 19
 _FEWEST_SMS = 64
 #: K in which rows of A start 16-byte aligned.
 _K_UNIT = 8
+#: The name of the op, and what a recorded call has and may have beside it.
+NAME = "tf32_hc_prenorm_gemm"
+_SIZES, _OPTIONS = ("m", "n", "k"), ("num_splits",)
 #: Arguments of a call.
 A, B, D, SQR_SUM = (argument(i) for i in range(4))
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
+    """The sizes of a call, and into how many slices the caller has K cut."""
+
     m: int
     n: int
     k: int
-    splits: int
+    splits: int = 1
+
+    def to_json(self) -> str:
+        """Return the line of DG_RECORD_SHAPES."""
+        fields = dict(zip(_SIZES, self)) | ({"num_splits": self.splits} if self.splits > 1 else {})
+        return json.dumps({"fields": fields, "op": NAME}, sort_keys=True, separators=(",", ":"))
 
 
 def tf32_hc_prenorm_gemm(
@@ -70,10 +82,11 @@ def tf32_hc_prenorm_gemm(
         return
     shape = _check(a, b, d, sqr_sum, num_splits)
     if any(map(is_fake, (a, b, d, sqr_sum))):
-        record("tf32_hc_prenorm_gemm", a, b, d, sqr_sum, num_splits)
+        record(NAME, a, b, d, sqr_sum, num_splits)
         return
     if shape.m == 0 or d.is_meta:
         return
+    _note(shape)
     with writing(d, sqr_sum):
         if a.is_cuda and shape.n > 0 and shape.k > 0:
             planned.run(_make_plan(a, b, d, sqr_sum, shape, num_splits), a, b, d, sqr_sum)
@@ -88,7 +101,7 @@ def check_operands(
     _check(a, b, d, sqr_sum, num_splits)
 
 
-def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, num_splits: int | None) -> _Shape:
+def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, num_splits: int | None) -> Shape:
     for name, tensor, dtype in (
         ("a", a, torch.bfloat16), ("b", b, torch.float32), ("d", d, torch.float32), ("sqr_sum", sqr_sum, torch.float32),
     ):  # fmt: skip
@@ -114,7 +127,7 @@ def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Ten
 
 def _check_shapes(
     a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, num_splits: int | None
-) -> _Shape:
+) -> Shape:
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1]:
         raise ShapeError(f"a, b = {list(a.shape)}, {list(b.shape)}: must be [m, k] and [n, k]; reshape them.")
     (m, k), n = a.shape, b.shape[0]
@@ -126,7 +139,7 @@ def _check_shapes(
         )
     if k % _K_UNIT:
         raise ShapeError(f"k = {k}: must be a multiple of {_K_UNIT}; pad a and b with zeros along k.")
-    return _Shape(m, n, k, num_splits or 1)
+    return Shape(m, n, k, num_splits or 1)
 
 
 def _check_overlaps(**tensors: torch.Tensor) -> None:
@@ -175,7 +188,7 @@ class _Cut(NamedTuple):
     rows: int
 
 
-def _cut(shape: _Shape, sms: int, is_whole: bool = True) -> _Cut:
+def _cut(shape: Shape, sms: int, is_whole: bool = True) -> _Cut:
     """Return how A is divided: for clusters where they are few and small and have a whole GPU; else into as many parts
     as fill the SMs, each with a chunk for every warp. Where bits must not depend on m, the parts are those of clusters
     for every m.
@@ -201,23 +214,24 @@ def _get_sms(device: torch.device) -> tuple[int, bool]:
     """
     count = _C.get_device(device.index).sm_count
     sms = _C.get_num_sms() or count
-    return sms, sms >= count >= _FEWEST_SMS
+    return sms, is_whole_gpu(sms, count)
 
 
 def _plan(
     a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, num_splits: int | None
 ) -> planned.Plan | None:
     shape = _check(a, b, d, sqr_sum, num_splits)
+    _note(shape)
     return None if 0 in shape else _make_plan(a, b, d, sqr_sum, shape, num_splits)
 
 
 def _make_plan(
-    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, shape: _Shape, num_splits: int | None
+    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, shape: Shape, num_splits: int | None
 ) -> planned.Plan:
     cut = _cut(shape, *_get_sms(a.device))
     lead = () if num_splits else (0,)  # what has no parts may lie at any stride from part to part
     outputs = _Output(D, (*lead, *d.stride())), _Output(SQR_SUM, (*lead, *sqr_sum.stride()))
-    if cut.cluster > 1 or cut.parts == shape.splits:
+    if not _adds_up(cut, shape):
         return planned.Plan(_plan_parts(a, b, *outputs, shape, cut))
     m, n, parts = shape.m, shape.n, cut.parts
     products = _Output(memory(0), (m * n, n, 1))
@@ -234,21 +248,33 @@ class _Output(NamedTuple):
 
 
 def _plan_parts(
-    a: torch.Tensor, b: torch.Tensor, d: _Output, sqr_sum: _Output, shape: _Shape, cut: _Cut
+    a: torch.Tensor, b: torch.Tensor, d: _Output, sqr_sum: _Output, shape: Shape, cut: _Cut
 ) -> tuple[Launch, ...]:
     """Write each part of K into d and sqr_sum, or the sum of all."""
     grid = (ceil_div(shape.m, cut.rows) * cut.cluster, cut.parts // cut.cluster)
     launches = []
-    for first in range(0, shape.n, _COLUMNS):
-        n = min(shape.n - first, _COLUMNS)
+    for first, n in _list_columns(shape.n):
         arguments = (
             A, _after(B, first * b.stride(0)), _after(d.place, first), sqr_sum.place, a.stride(0), b.stride(0),
             *d.strides[:2], sqr_sum.strides[0], shape.m, n, shape.k, cut.parts,
         )  # fmt: skip
-        constants = {"kColumnTiles": ceil_div(n, 8), "kRowTiles": cut.rows // 16, "kParts": cut.cluster}
-        kernel = planned.get_kernel("hc_prenorm", _THREADS, **constants)
+        kernel = planned.get_kernel("hc_prenorm", _THREADS, **_get_constants(n, cut))
         launches.append(Launch(kernel, grid, arguments))
     return tuple(launches)
+
+
+def _adds_up(cut: _Cut, shape: Shape) -> bool:
+    """Return whether a second launch adds up the parts of the first one."""
+    return cut.cluster == 1 and cut.parts != shape.splits
+
+
+def _list_columns(n: int) -> Iterator[tuple[int, int]]:
+    """Yield the first row of B that each launch multiplies with, and how many it does."""
+    return ((first, min(n - first, _COLUMNS)) for first in range(0, n, _COLUMNS))
+
+
+def _get_constants(n: int, cut: _Cut) -> dict[str, int]:
+    return {"kColumnTiles": ceil_div(n, 8), "kRowTiles": cut.rows // 16, "kParts": cut.cluster}
 
 
 def _after(place: planned.Place, elements: int) -> planned.Place:
@@ -256,7 +282,7 @@ def _after(place: planned.Place, elements: int) -> planned.Place:
     return place[0], place[1] + 4 * elements
 
 
-def _plan_sum(products: _Output, squares: _Output, d: _Output, sqr_sum: _Output, shape: _Shape, parts: int) -> Launch:
+def _plan_sum(products: _Output, squares: _Output, d: _Output, sqr_sum: _Output, shape: Shape, parts: int) -> Launch:
     """Add up the parts."""
     kernel = planned.get_kernel("hc_prenorm_sum", _SUM_THREADS)
     grid = (ceil_div(shape.m * (shape.n + 1), _SUM_THREADS),)
@@ -264,4 +290,55 @@ def _plan_sum(products: _Output, squares: _Output, d: _Output, sqr_sum: _Output,
     return Launch(kernel, grid, (*places, d.strides[1], parts, shape.m, shape.n))
 
 
-_product = planned.make_call("tf32_hc_prenorm_gemm", _plan, written=(D[0], SQR_SUM[0]))
+# Recorded calls, and the kernels that they need.
+
+
+def _note(shape: Shape) -> None:
+    """Record a call with something to multiply."""
+    if environment.get_string("DG_RECORD_SHAPES") and 0 not in shape:
+        from deep_gemm import plan  # which imports compilers
+
+        plan.record_line(shape.to_json())
+
+
+def parse_shape(line: object) -> Shape | None:
+    """Return the shape of a recorded call of this op, {"op": NAME, "fields": {...}} or with the fields beside the op;
+    None for what is of another op or no object.
+
+    Raises: ProblemError for a call that cannot be.
+    """
+    if not isinstance(line, Mapping) or line.get("op") != NAME:
+        return None
+    fields = line.get("fields", {name: value for name, value in line.items() if name != "op"})
+    if not isinstance(fields, Mapping) or not {*_SIZES} <= {*fields} <= {*_SIZES, *_OPTIONS}:
+        raise ProblemError(f"{NAME} = {shorten(fields)}: must have m, n and k, and may have num_splits; name those.")
+    try:
+        m, n, k = (check_integer(name, fields[name], 1) for name in _SIZES)
+        splits = check_integer("num_splits", fields.get("num_splits", 1), 1)
+    except ArgumentError as error:
+        raise ProblemError(f"{NAME}: {error}") from error
+    if k % _K_UNIT:
+        raise ProblemError(f"{NAME}: k = {k}: must be a multiple of {_K_UNIT}, as in calls; mend it.")
+    return Shape(m, n, k, splits)
+
+
+def list_kernels(shape: Shape, sms: int, is_whole: bool, any_size: bool = False) -> list[tuple[str, dict[str, int]]]:
+    """Return the names and constants of the plain kernels that a call needs where it may use `sms` SMs; with `any_size`
+    those of every call with as many rows of B.
+    """
+    cuts = [_cut(shape, sms, is_whole)]
+    needs_sum = _adds_up(cuts[0], shape)
+    if any_size:
+        cuts = [_Cut(parts, parts, rows) for parts, rows in itertools.product(_CLUSTER_PARTS, _ROWS)]
+        needs_sum = True
+    found = [("hc_prenorm", _get_constants(n, cut)) for cut in cuts for _, n in _list_columns(shape.n)]
+    sums: list[tuple[str, dict[str, int]]] = [("hc_prenorm_sum", {})] if needs_sum else []
+    return found + sums
+
+
+def is_whole_gpu(sms: int, count: int) -> bool:
+    """Return whether `sms` SMs of a GPU of `count` are a whole GPU (see _get_sms)."""
+    return sms >= count >= _FEWEST_SMS
+
+
+_product = planned.make_call(NAME, _plan, written=(D[0], SQR_SUM[0]))

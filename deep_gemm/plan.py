@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import warnings
+from typing import Any
 
 from deep_gemm import _C, environment, selection
 from deep_gemm.errors import CompileError, DeviceError, SelectorWarning
@@ -23,6 +24,7 @@ _kernels: dict[tuple["_C.Config", "_C.Problem"], "build.CompileResult"] = {}
 _failed: dict[tuple["_C.Config", "_C.Problem"], CompileError] = {}
 _seen: set["_C.Problem"] = set()
 _seen_unplanned: set["_C.Problem"] = set()
+_seen_lines: set[str] = set()
 _warned: set[str] = set()
 _lock = threading.Lock()
 _thread = threading.local()
@@ -69,6 +71,12 @@ def record_call(problem: "_C.Problem") -> None:
     """
     if not is_quiet() and _is_new(problem, _seen_unplanned):
         _record(problem)
+
+
+def record_line(line: str) -> None:
+    """Record a call of an op that has no problems."""
+    if not is_quiet() and _is_new(line, _seen_lines):
+        _append(line)
 
 
 def note_missing_copies(reason: str) -> None:
@@ -156,6 +164,7 @@ def forget() -> None:
         _failed.clear()
         _seen.clear()
         _seen_unplanned.clear()
+        _seen_lines.clear()
         _warned.clear()
 
 
@@ -180,7 +189,7 @@ def remember_failure(problem: "_C.Problem", config: "_C.Config", error: CompileE
         _failed[(config, _C.kernel_identity(problem))] = error
 
 
-def _is_new(problem: "_C.Problem", seen: "set[_C.Problem]" = _seen) -> bool:
+def _is_new(problem: Any, seen: set = _seen) -> bool:
     """Return whether this process plans `problem` for the first time. It plans again after its table was cleared."""
     with _lock:
         if problem in seen:
@@ -197,14 +206,18 @@ def _print(choice: str, problem: "_C.Problem") -> None:
 
 
 def _record(problem: "_C.Problem") -> None:
-    """Append `problem` as a JSON line to DG_RECORD_SHAPES, in one write, so that lines of processes never mix."""
+    _append(problem.to_json())
+
+
+def _append(line: str) -> None:
+    """Append a line to DG_RECORD_SHAPES, in one write, so that lines of processes never mix."""
     path = environment.get_string("DG_RECORD_SHAPES")
     if not path:
         return
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            os.write(descriptor, (problem.to_json() + "\n").encode("ascii"))
+            os.write(descriptor, (line + "\n").encode("ascii"))
         finally:
             os.close(descriptor)
     except OSError as error:

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from deep_gemm import _C, selection
+from deep_gemm import _C, hc_prenorm, selection
 from deep_gemm.errors import ArgumentError, DeepGemmError, DeviceError, ProblemError, WarmUpWarning
 from deep_gemm.fields import fit_rows, round_sizes
-from deep_gemm.operands import shorten
+from deep_gemm.operands import check_integer, shorten
+
+#: What a warm-up may be given: a problem, or a call of an op that has none.
+Given = _C.Problem | hc_prenorm.Shape
 
 
 class Failure(NamedTuple):
@@ -54,7 +57,7 @@ class WarmUpReport:
 
 
 def warmup(
-    problems: "str | os.PathLike | Iterable[_C.Problem | Mapping | str]",
+    problems: "str | os.PathLike | Iterable[_C.Problem | hc_prenorm.Shape | Mapping | str]",
     m: int | Iterable[int] | None = None,
     *,
     device: "str | _C.Device | None" = None,
@@ -64,7 +67,8 @@ def warmup(
     """Compile in parallel every kernel that the library chooses for `problems`, and load them on the current GPU.
 
     Args:
-        problems: Problems, their JSON texts or dicts; or the path of a file that DG_RECORD_SHAPES named.
+        problems: Problems, their JSON texts or dicts; or the path of a file that DG_RECORD_SHAPES named. Calls of
+            tf32_hc_prenorm_gemm are written as problems of that op, of m, n, k and num_splits.
         m: numbers of rows that take the place of every problem's own: of m, or of expected_m where each group has room
             for m rows (masked products). Products that divide K among groups keep their sizes.
         device: a Device or the name of one, such as "h200"; None: the current GPU. Kernels are loaded where it is the
@@ -86,14 +90,16 @@ def warmup(
 
     start = time.perf_counter()
     target, has_gpu = _find_device(device)
-    listed = list_problems(problems, m, target)
-    kernels = kernel_set.compile_choices(listed, target, any_size, cores)
+    given = _read_all(problems)
+    rows = _list_rows(m)
+    listed, shapes = list_problems(given, rows, target), _list_shapes(given, rows)
+    kernels = kernel_set.compile_choices(listed, target, any_size, cores, _list_prenorms(shapes, target, any_size))
     planned = kernels.load(listed) if has_gpu else 0
     failures = tuple(Failure(*failure) for failure in kernels.list_failures())
     found = max(len(kernels.ready) - kernels.num_compiled, 0)
     total, seconds = len(kernels.ready) + len(kernels.errors), time.perf_counter() - start
     _warn(failures)
-    return WarmUpReport(len(listed), total, kernels.num_compiled, found, planned, seconds, failures)
+    return WarmUpReport(len(listed) + len(shapes), total, kernels.num_compiled, found, planned, seconds, failures)
 
 
 def _find_device(device: "str | _C.Device | None") -> tuple["_C.Device", bool]:
@@ -112,39 +118,72 @@ def _find_device(device: "str | _C.Device | None") -> tuple["_C.Device", bool]:
 
 def list_problems(problems, m: int | Iterable[int] | None, device: "_C.Device") -> list["_C.Problem"]:
     """Return the problems with every m in force, each once, those with few rows first. Raises: as warmup."""
-    is_path = isinstance(problems, str | os.PathLike)
-    if not is_path and not isinstance(problems, Iterable):
-        raise ArgumentError(f"problems = {shorten(problems)}: must be a file, or problems; pass a list of them.")
-    given = read_shapes(Path(problems)) if is_path else [_read(problem) for problem in problems]
+    given = [problem for problem in _read_all(problems) if isinstance(problem, _C.Problem)]
     given = [chosen for problem in given for chosen in _apply_settings(problem, device)]
-    if m is not None:
-        rows = [m] if isinstance(m, int) else m
+    rows = _list_rows(m)
+    if rows is not None:
         given = [_replace(problem, **fit_rows(problem, count)) for count in rows for problem in given]
     return list(dict.fromkeys(_replace(problem, **round_sizes(problem)) for problem in given))
 
 
-def read_shapes(path: Path) -> list["_C.Problem"]:
-    """Return the problems of a file that DG_RECORD_SHAPES named. Raises: ArgumentError, ProblemError."""
+def _list_rows(m: int | Iterable[int] | None) -> list[int] | None:
+    return [m] if isinstance(m, int) else None if m is None else list(m)
+
+
+def _list_shapes(given: list["Given"], rows: list[int] | None) -> list[hc_prenorm.Shape]:
+    """Return the calls of tf32_hc_prenorm_gemm with every m in force, each once."""
+    shapes = [shape for shape in given if isinstance(shape, hc_prenorm.Shape)]
+    if rows is not None:
+        shapes = [shape._replace(m=check_integer("m", count, 1)) for count in rows for shape in shapes]
+    return list(dict.fromkeys(shapes))
+
+
+def _list_prenorms(shapes: list[hc_prenorm.Shape], device: "_C.Device", any_size: bool) -> list[tuple[str, dict]]:
+    """Return the plain kernels of calls of tf32_hc_prenorm_gemm, under the settings of this process."""
+    sms = min(_get_sm_limit() or device.sm_count, device.sm_count)
+    is_whole = hc_prenorm.is_whole_gpu(sms, device.sm_count)
+    return [kernel for shape in shapes for kernel in hc_prenorm.list_kernels(shape, sms, is_whole, any_size)]
+
+
+def _read_all(problems) -> list["Given"]:
+    is_path = isinstance(problems, str | os.PathLike)
+    if not is_path and not isinstance(problems, Iterable):
+        raise ArgumentError(f"problems = {shorten(problems)}: must be a file, or problems; pass a list of them.")
+    return read_shapes(Path(problems)) if is_path else [_read(problem) for problem in problems]
+
+
+def read_shapes(path: Path) -> list["Given"]:
+    """Return what is in a file that DG_RECORD_SHAPES named. Raises: ArgumentError, ProblemError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"problems = {path}: cannot be read ({error}); pass a file of DG_RECORD_SHAPES.") from error
-    found = []
+    found: list[Given] = []
     for number, line in enumerate(lines, 1):
         try:
-            found += [_C.Problem.from_json(line)] if line.strip() else []
+            found += [_parse(line)] if line.strip() else []
         except DeepGemmError as error:
             raise ProblemError(f"{path}, line {number}: {error}") from error
     return found
 
 
-def _read(problem) -> "_C.Problem":
-    if isinstance(problem, _C.Problem):
+def _parse(text: str) -> "Given":
+    with contextlib.suppress(json.JSONDecodeError, RecursionError):
+        shape = hc_prenorm.parse_shape(json.loads(text)) if hc_prenorm.NAME in text else None
+        if shape:
+            return shape
+    return _C.Problem.from_json(text)
+
+
+def _read(problem) -> "Given":
+    if isinstance(problem, _C.Problem | hc_prenorm.Shape):
         return problem
     if isinstance(problem, str):
-        return _C.Problem.from_json(problem)
+        return _parse(problem)
     if not isinstance(problem, Mapping):
         raise ArgumentError(f"problems: holds a {type(problem).__name__}; pass Problems, their JSON texts or dicts.")
+    if shape := hc_prenorm.parse_shape(problem):
+        return shape
     if "fields" in problem:
         return _C.Problem.from_json(json.dumps(dict(problem)))
     try:

@@ -1,6 +1,6 @@
 """The kernels that a warm-up needs: which they are, compiling what is missing once on this machine, and loading."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,8 +20,15 @@ _COPIED_SIZE = 8192
 Needs = dict[Job, "_C.Problem | None"]
 
 
-def compile_choices(listed: list["_C.Problem"], device: "_C.Device", any_size: bool, cores: int) -> "KernelSet":
-    """Compile what the problems need on `device`, and what runs in place of kernels that do not compile.
+def compile_choices(
+    listed: list["_C.Problem"],
+    device: "_C.Device",
+    any_size: bool,
+    cores: int,
+    plain: Iterable[tuple[str, dict[str, int]]] = (),
+) -> "KernelSet":
+    """Compile what the problems need on `device`, what runs in place of kernels that do not compile, and `plain`
+    kernels: names with constants.
 
     Raises: CacheError before anything is compiled, where the disk cache cannot be read, or lacks a kernel and cannot be
         written.
@@ -29,7 +36,8 @@ def compile_choices(listed: list["_C.Problem"], device: "_C.Device", any_size: b
     cache.get_disk_cache().check()
     listed = _list_runs(listed, any_size)
     kernels = KernelSet(cores, _list_kernels(listed, device, any_size))
-    kernels.compile([*kernels.needed_by, *_list_passes(listed, device, any_size)])
+    others = dict.fromkeys(Job.of_plain(name, **constants) for name, constants in plain)
+    kernels.compile([*kernels.needed_by, *_list_passes(listed, device, any_size), *others])
     kernels.compile(_list_substitutes(kernels, listed, device))
     return kernels
 

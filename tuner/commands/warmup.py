@@ -52,16 +52,16 @@ def warmup(
     import deep_gemm
     from deep_gemm.errors import CacheError, DeepGemmError, DeviceError
     from tuner.learn.sources import device_at_hand
-    from tuner.problems.shapes import load_file
+    from tuner.problems.shapes import load_given
 
-    problems, rows = load_file(shapes_file, "SHAPES"), parse_rows(m)
+    (problems, calls), rows = load_given(shapes_file, "SHAPES"), parse_rows(m)
     check_measuring(count, device, {"--db": bool(database), "--out": bool(out), "--backend": backend != "cuda"})
     measured = None
     try:
         board = device_at_hand("", 0) if count else device or None
-        if count:
+        if count and problems:
             measured = measure_few(problems, rows, count, board, database=database, out=out, backend=backend)
-        report = deep_gemm.warmup(problems, rows, device=board, any_size=any_size, cores=cores)
+        report = deep_gemm.warmup([*problems, *calls], rows, device=board, any_size=any_size, cores=cores)
     except DeviceError as error:
         if count:
             raise errors.TunerError(str(error)) from error

@@ -16,7 +16,8 @@ instead, and shapes {"name": str, "m": int, "n": int}. A shape's own "sizes" rep
     batched and summed products  m = mean_m, of each
 
 A user's shape file may have this form, too. It may also hold {"problems": [{"m": int, "n": int, "k": int, ...}]} with
-any other field of a problem, or lines of JSON with one problem each, as DG_RECORD_SHAPES writes them.
+any other field of a problem, or lines of JSON with one problem each, as DG_RECORD_SHAPES writes them. Recorded calls of
+tf32_hc_prenorm_gemm, which has no configs to measure, are for `warmup` alone.
 """
 
 import json
@@ -26,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deep_gemm import _C
+from deep_gemm import _C, hc_prenorm
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import OP_KINDS, PROBLEM_FIELDS
 from tuner import errors
@@ -73,9 +74,23 @@ def load_file(path: Path, flag: str = "--shapes") -> list:
 
     Raises: UsageError naming the option or argument that the file came by, the file and the fault.
     """
+    problems = load_given(path, flag)[0]
+    if not problems:
+        raise errors.UsageError(f"{flag} {path}: it holds no problem with configs; {REMEDY}")
+    return problems
+
+
+def load_given(path: Path, flag: str) -> tuple[list, list[hc_prenorm.Shape]]:
+    """Return the problems of a shape file, and its calls of an op that has none, without repeats. Raises: as
+    load_file.
+    """
     try:
         text = path.read_text(encoding="utf-8")
-        return expand(parse_document(text))
+        document = parse_document(text)
+        found = expand(document), list_calls(document)
+        if not any(found):
+            raise ValueError("it holds no problem")
+        return found
     except (OSError, UnicodeDecodeError) as error:
         raise errors.UsageError(
             f"{flag} {path}: cannot be read ({getattr(error, 'strerror', None) or error}); name a shape file"
@@ -105,13 +120,27 @@ def parse_document(text: str) -> dict:
 
 def expand(document: dict | list) -> list:
     """Return the problems of a preset's or shape file's document, in order, without repeats."""
-    rows = document if isinstance(document, list) else document.get("problems", [])
-    problems = [make_problem(row, f"problem {number}") for number, row in enumerate(rows, 1)]
+    problems = [
+        make_problem(row, f"problem {number}") for number, row in enumerate(list_rows(document), 1) if not is_call(row)
+    ]
     for group in document.get("groups", []) if isinstance(document, dict) else []:
         problems += expand_group(group)
-    if not problems:
-        raise ValueError("it holds no problem")
     return list(dict.fromkeys(problems))
+
+
+def list_rows(document: dict | list) -> list:
+    """Return the objects of single problems and calls in a document."""
+    return document if isinstance(document, list) else document.get("problems", [])
+
+
+def is_call(row: object) -> bool:
+    """Return whether a row is a call of an op that has no problems."""
+    return isinstance(row, dict) and row.get("op") == hc_prenorm.NAME
+
+
+def list_calls(document: dict | list) -> list[hc_prenorm.Shape]:
+    """Return the calls in a document of an op that has no problems, without repeats. Raises: ProblemError."""
+    return list(dict.fromkeys(shape for row in list_rows(document) if (shape := hc_prenorm.parse_shape(row))))
 
 
 def expand_group(group: dict) -> list:

@@ -10,7 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import deep_gemm
 from deep_gemm import hc_prenorm, library, planned
-from deep_gemm.errors import ArgumentError, DtypeError, LayoutError, ShapeError
+from deep_gemm.errors import ArgumentError, DtypeError, LayoutError, ProblemError, ShapeError
+from deep_gemm.hc_prenorm import Shape
 from deep_gemm.testing import calc_diff
 
 M, N, K = 13, 24, 448
@@ -99,8 +100,8 @@ def test_how_k_and_rows_are_cut(case):
     chunk for each warp.
     """
     m, k, splits = case
-    assert hc_prenorm._cut(hc_prenorm._Shape(m, N, k, splits), 132) == CUTS[case]
-    assert hc_prenorm._cut(hc_prenorm._Shape(m, N, k, splits), 132, is_whole=False).cluster == 1
+    assert hc_prenorm._cut(Shape(m, N, k, splits), 132) == CUTS[case]
+    assert hc_prenorm._cut(Shape(m, N, k, splits), 132, is_whole=False).cluster == 1
 
 
 @pytest.mark.parametrize(
@@ -113,10 +114,42 @@ def test_clusters_have_a_whole_gpu(monkeypatch, limit, count, sms, is_whole):
     assert hc_prenorm._get_sms(torch.device("cuda:0")) == (sms, is_whole)
 
 
+@pytest.mark.parametrize("case", CUTS)
+def test_a_warm_up_knows_the_kernels_of_a_call(monkeypatch, case):
+    (m, k, splits), sms = case, (132, True)
+    monkeypatch.setattr(hc_prenorm, "_get_sms", lambda device: sms)
+    monkeypatch.setattr(planned, "get_kernel", lambda name, threads, **constants: (name, constants))
+    for n in (N, 28):
+        a, b = torch.empty(m, k, dtype=torch.bfloat16, device="meta"), torch.empty(n, k, device="meta")
+        lead = (splits,) if splits > 1 else ()
+        d, squares = torch.empty(*lead, m, n, device="meta"), torch.empty(*lead, m, device="meta")
+        plan = hc_prenorm._plan(a, b, d, squares, splits if lead else None)
+        kernels = hc_prenorm.list_kernels(Shape(m, n, k, splits), *sms)
+        assert kernels == [launch.kernel for launch in plan.launches]
+        others = hc_prenorm.list_kernels(Shape(1, n, 1024), *sms, any_size=True)
+        assert all(kernel in others for kernel in kernels)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"m": 0}, "m = 0: must be an int of 1.."), ({"k": 12}, "k = 12: must be a multiple of 8"),
+        ({"n": "24"}, "n = '24': must be an int"), ({"num_splits": True}, "num_splits = True: must be an int"),
+        ({"heads": 4}, "must have m, n and k, and may have num_splits"),
+    ],
+)  # fmt: skip
+def test_a_recorded_call_that_cannot_be(change, message):
+    fields = {"m": M, "n": N, "k": K} | change
+    for line in ({"op": hc_prenorm.NAME, "fields": fields}, {"op": hc_prenorm.NAME} | fields):
+        with pytest.raises(ProblemError, match=re.escape(message)):
+            hc_prenorm.parse_shape(line)
+    assert hc_prenorm.parse_shape({"op": "bf16_gemm"} | fields) is hc_prenorm.parse_shape([]) is None
+
+
 def test_parts_do_not_depend_on_m_where_bits_must_not(monkeypatch):
     monkeypatch.setattr(hc_prenorm._C, "is_batch_invariant", lambda: True)
     for k, parts in ((7168, 8), (28672, 8), (65536, 8), (1600, 4), (320, 1)):
-        cuts = [hc_prenorm._cut(hc_prenorm._Shape(m, N, k, 1), 132) for m in (1, 192, 500, 1100, 9000)]
+        cuts = [hc_prenorm._cut(Shape(m, N, k, 1), 132) for m in (1, 192, 500, 1100, 9000)]
         assert {cut.parts for cut in cuts} == {parts} and all(cut.cluster in (1, parts) for cut in cuts)
 
 

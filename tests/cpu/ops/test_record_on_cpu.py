@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import deep_gemm
-from deep_gemm import _C, plan
+from deep_gemm import _C, plan, warm_up
+from deep_gemm.hc_prenorm import Shape
 from tests.fakes.operands import make_operands, one_thread
 from tests.gpu.logits_operands import make_prefill
 
@@ -63,6 +64,22 @@ def test_logits_of_nearly_the_same_sizes_are_one_problem(recorded):
         deep_gemm.fp8_mqa_logits(**make_prefill(tokens, n, 8, 32))
     (found,) = recorded()
     assert (found.m, found.n) == (_C.round_expected_m(1000, 1 << 30), _C.round_expected_m(150, 1 << 30))
+
+
+def test_what_has_no_problem_is_recorded_for_warm_ups(recorded, tmp_path):
+    """The kernels of tf32_hc_prenorm_gemm were compiled by the first calls of a server after its warm-up."""
+    for m, splits in ((8, None), (8, 1), (8, 4), (0, None), (8, 4)):
+        lead = () if splits is None else (splits,)
+        a, b, d = torch.ones(m, 64).bfloat16(), torch.ones(24, 64), torch.empty(*lead, m, 24)
+        deep_gemm.tf32_hc_prenorm_gemm(a, b, d, torch.empty(*lead, m), splits)
+    run_bf16(8, 32, 64)
+    path = tmp_path / "shapes.jsonl"
+    assert path.read_text().splitlines()[:2] == [
+        '{"fields":{"k":64,"m":8,"n":24},"op":"tf32_hc_prenorm_gemm"}',
+        '{"fields":{"k":64,"m":8,"n":24,"num_splits":4},"op":"tf32_hc_prenorm_gemm"}',
+    ]
+    *calls, problem = warm_up.read_shapes(path)
+    assert calls == [Shape(8, 24, 64), Shape(8, 24, 64, 4)] and problem.op == "bf16_gemm"
 
 
 def test_a_limit_of_sms_is_a_field(recorded):

@@ -7,6 +7,7 @@ import pytest
 import deep_gemm
 from deep_gemm import _C, warm_up
 from deep_gemm.errors import ArgumentError, DeviceError, ProblemError
+from deep_gemm.hc_prenorm import Shape
 from deep_gemm.jit import kernel_set
 from deep_gemm.jit.compile_pool import METADATA
 from deep_gemm.warm_up import list_problems
@@ -137,3 +138,39 @@ def test_the_schedule_of_paged_logits_is_compiled_too():
     prefill = _C.Problem("fp8_mqa_logits", 128, 4096, 64, **fields)
     found = [METADATA in kernel_set._list_passes([problem], H200, False) for problem in (paged, prefill, SHAPE)]
     assert found == [True, False, False]
+
+
+def compile_plain(monkeypatch, problems, *arguments, **options) -> tuple[list[str], "warm_up.WarmUpReport"]:
+    """Warm up with a compiler that takes everything; return the plain kernels that it got, and the report."""
+    got = []
+    monkeypatch.setattr(kernel_set.KernelSet, "compile", lambda kernels, jobs: got.extend(jobs))
+    report = deep_gemm.warmup(problems, *arguments, device=H200, **options)
+    return [job.describe() for job in got if not job.problem], report
+
+
+def test_calls_of_an_op_without_problems_are_prepared(monkeypatch, tmp_path):
+    """Of the rows in force and under the limit of SMs; they were left out, and unknown in a file."""
+    path = tmp_path / "shapes.jsonl"
+    call = {"op": "tf32_hc_prenorm_gemm", "m": 13, "n": 24, "k": 7168}
+    path.write_text(f"{json.dumps(call)}\n{SHAPE.to_json()}\n")
+    whole = "deep_gemm_hc_prenorm {'kColumnTiles': 3, 'kRowTiles': %d, 'kParts': %d}"
+    for given in (str(path), [call, SHAPE], [json.dumps(call), SHAPE], iter([Shape(13, 24, 7168), SHAPE])):
+        found, report = compile_plain(monkeypatch, given)
+        assert (found[-1], report.problems) == (whole % (1, 8), 2)
+    assert list_problems(path, None, H200) == [SHAPE]
+    found, report = compile_plain(monkeypatch, [call], iter((13, 193, 4096)))
+    assert found == [whole % (1, 8), whole % (2, 8), whole % (4, 1), "deep_gemm_hc_prenorm_sum"]
+    assert report.problems == 3
+    assert len(compile_plain(monkeypatch, [call, call | {"m": 99}], any_size=True)[0]) == 13
+    deep_gemm.set_num_sms(100)
+    try:
+        assert compile_plain(monkeypatch, [call])[0] == [whole % (1, 1), "deep_gemm_hc_prenorm_sum"]
+    finally:
+        deep_gemm.set_num_sms(0)
+
+
+def test_a_call_that_cannot_be_is_named_with_its_line(tmp_path):
+    path = tmp_path / "shapes.jsonl"
+    path.write_text(SHAPE.to_json() + '\n{"op":"tf32_hc_prenorm_gemm","fields":{"m":8,"n":24}}\n')
+    with pytest.raises(ProblemError, match="line 2: tf32_hc_prenorm_gemm = .*must have m, n and k"):
+        list_problems(path, None, H200)

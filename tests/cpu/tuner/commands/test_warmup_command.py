@@ -7,12 +7,14 @@ import pytest
 import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import CompileError, DeviceError
+from deep_gemm.hc_prenorm import Shape
 from deep_gemm.selector import Selector
 from deep_gemm.warm_up import Failure, WarmUpReport
 from tests.fakes.in_process_worker import InProcessWorker
 from tuner import cli
 from tuner.commands.warmup import parse_rows
 from tuner.errors import EXIT_USAGE, UsageError
+from tuner.problems.shapes import load_file
 from tuner.search import sweep
 
 DEVICE = _C.Device.known("h200")
@@ -56,6 +58,20 @@ def test_arguments_and_report(shapes, calls, capsys):
         "seconds": 0.5,
         "failures": [],
     }
+
+
+def test_calls_without_configs_are_warmed_up_and_nothing_else(tmp_path, calls, capsys):
+    path = tmp_path / "calls.jsonl"
+    line = '{"fields":{"k":7168,"m":64,"n":24},"op":"tf32_hc_prenorm_gemm"}\n'
+    path.write_text(line)
+    assert cli.run(["warmup", str(path), "--device", "h200"]) == 0
+    path.write_text(line + SHAPE.to_json() + "\n")
+    assert cli.run(["warmup", str(path), "--device", "h200"]) == 0
+    assert [arguments[0] for arguments, _ in calls[0]] == [[Shape(64, 24, 7168)], [SHAPE, Shape(64, 24, 7168)]]
+    assert load_file(path) == [SHAPE]
+    path.write_text(line)
+    with pytest.raises(UsageError, match="it holds no problem with configs"):
+        load_file(path)
 
 
 def test_failures(shapes, calls, capsys):
