@@ -305,7 +305,7 @@ def parse_shape(line: object) -> Shape | None:
     """Return the shape of a recorded call of this op, {"op": NAME, "fields": {...}} or with the fields beside the op;
     None for what is of another op or no object.
 
-    Raises: ProblemError for a call that cannot be.
+    Raises: ProblemError for fields that no call has.
     """
     if not isinstance(line, Mapping) or line.get("op") != NAME:
         return None

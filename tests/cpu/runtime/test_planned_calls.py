@@ -2,15 +2,21 @@
 torch that say to be on a GPU.
 """
 
+import itertools
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
 import deep_gemm
-from deep_gemm import _C, planned, quantize, stream
+from deep_gemm import _C, planned, quantize, stream, warm_up
 from deep_gemm.errors import ArgumentError
+from deep_gemm.jit import build
 from deep_gemm.jit.plain_kernels import PLAIN_KERNELS
 from deep_gemm.nn import products, swiglu
 from tests.fakes import stub_driver
+from tests.fakes.compiler import install_counting_nvcc, read_compiled
 from tests.fakes.cuda_tensors import STREAM, make_tensor, use_fakes
 from tests.fakes.stub_driver import select
 
@@ -251,6 +257,35 @@ def cast_calls() -> dict:
         "sum": (lambda: deep_gemm.einsum("bmk,bnk->mn", s, t, make_tensor(D, (64, 128), FP32)), 0, 1),
         "sum, long": (lambda: deep_gemm.einsum("bmk,bnk->mn", long_s, long_t, make_tensor(D, (64, 128), FP32)), 1, 2),
     }  # fmt: skip
+
+
+def warm_up_and_project(folder: str) -> tuple[dict, int]:
+    """Warm up for tf32_hc_prenorm_gemm, call it and record it; return the report and what the calls compiled."""
+    os.environ |= {"DG_JIT_USE_NVRTC": "0", "DG_JIT_CACHE_DIR": f"{folder}/home"}
+    os.environ["DG_JIT_NVCC_COMPILER"] = str(install_counting_nvcc(Path(folder)))
+    os.environ["DG_RECORD_SHAPES"] = f"{folder}/shapes"
+    real = build.get_cubin_for_source
+    use_fakes()
+    build.get_cubin_for_source = real
+    call = {"op": "tf32_hc_prenorm_gemm", "m": 13, "n": 24, "k": 7168}
+    report = deep_gemm.warmup([call, call | {"num_splits": 4}], (13, 300, 4096), device="h200").as_dict()
+    before = build.count_compilations()
+    for m, lead in itertools.product((13, 300, 4096), ((), (4,))):
+        a, b = make_tensor(A, (m, 7168), BF16), make_tensor(B, (24, 7168), FP32)
+        d, squares = make_tensor(C, (*lead, m, 24), FP32), make_tensor(D, (*lead, m), FP32)
+        for _ in range(2):
+            deep_gemm.tf32_hc_prenorm_gemm(a, b, d, squares, *lead)
+    return report, build.count_compilations() - before
+
+
+def test_a_warm_up_compiles_what_projections_launch(tmp_path):
+    with stub_driver.start(tmp_path) as fresh:
+        (report, later), events = fresh.call(warm_up_and_project, str(tmp_path))
+    assert (report["problems"], report["failures"], later) == (6, [], 0)
+    assert len(read_compiled(tmp_path)) == report["kernels"] == report["compiled"] == 5
+    assert len(select(events, "LaunchKernelEx")) == 14, "unsplit calls of 4096 rows add up in a second launch"
+    shapes = [(shape.m, shape.splits) for shape in warm_up.read_shapes(tmp_path / "shapes")]
+    assert shapes == list(itertools.product((13, 300, 4096), (1, 4)))
 
 
 def run_package(is_compile_mode: bool) -> dict:
