@@ -317,7 +317,7 @@ def parse_shape(line: object) -> Shape | None:
         splits = check_integer("num_splits", fields.get("num_splits", 1), 1)
     except ArgumentError as error:
         raise ProblemError(f"{NAME}: {error}") from error
-    if k % _K_UNIT:
+    if k % _K_UNIT != 0:
         raise ProblemError(f"{NAME}: k = {k}: must be a multiple of {_K_UNIT}, as in calls; mend it.")
     return Shape(m, n, k, splits)
 

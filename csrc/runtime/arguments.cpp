@@ -153,8 +153,8 @@ std::optional<Recipe> parse_recipe(PyObject* object) {
     if (recipe == Triple{1, 128, 128}) return Recipe::k1d2d;
     if (recipe == Triple{1, 1, 128}) return Recipe::k1d1d;
     fail("recipe = " + short_repr(object) +
-         ": must be (1, 128, 128) (A scaled 1x128, B 128x128), (1, 1, 128) (both 1x128) or None; others are SM100 only: "
-         "pass one of these.");
+         ": must be (1, 128, 128) (A scaled 1x128, B 128x128), (1, 1, 128) (both 1x128) or None; others are SM100 "
+         "only: pass one of these.");
 }
 
 std::optional<Recipe> parse_recipes(const RecipeArguments& recipes) {
