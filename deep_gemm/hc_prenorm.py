@@ -5,16 +5,16 @@ memory, its B has few rows, and its only choice is into how many parts K is cut,
 """
 
 import itertools
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
 from deep_gemm import _C, environment, planned
-from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ProblemError, ShapeError
-from deep_gemm.operands import check_integer, check_tensor, is_fake, record, shorten
+from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
+from deep_gemm.operands import check_integer, check_tensor, is_fake, record
 from deep_gemm.planned import Launch, Memory, argument, memory
+from deep_gemm.prenorm_shapes import K_UNIT, NAME, Shape
 from deep_gemm.quantize import ceil_div
 from deep_gemm.vendor import overlaps, shares_memory, writing
 
@@ -32,27 +32,8 @@ _CLUSTER_PARTS = (8, 4, 2, 1)
 _CLUSTER_SIZE = 1 << 19
 #: Fewer are a slice of a GPU.
 _FEWEST_SMS = 64
-#: K in which rows of A start 16-byte aligned.
-_K_UNIT = 8
-#: The name of the op, and what a recorded call has and may have beside it.
-NAME = "tf32_hc_prenorm_gemm"
-_SIZES, _OPTIONS = ("m", "n", "k"), ("num_splits",)
 #: Arguments of a call.
 A, B, D, SQR_SUM = (argument(i) for i in range(4))
-
-
-class Shape(NamedTuple):
-    """The sizes of a call, and into how many slices the caller has K cut."""
-
-    m: int
-    n: int
-    k: int
-    splits: int = 1
-
-    def to_json(self) -> str:
-        """Return the line of DG_RECORD_SHAPES."""
-        fields = dict(zip(_SIZES, self)) | ({"num_splits": self.splits} if self.splits > 1 else {})
-        return json.dumps({"fields": fields, "op": NAME}, sort_keys=True, separators=(",", ":"))
 
 
 def tf32_hc_prenorm_gemm(
@@ -137,8 +118,8 @@ def _check_shapes(
             f"d, sqr_sum = {list(d.shape)}, {list(sqr_sum.shape)}: must be {[*slices, m, n]} and {[*slices, m]};"
             " allocate them with a leading dimension of num_splits exactly where that is given."
         )
-    if k % _K_UNIT:
-        raise ShapeError(f"k = {k}: must be a multiple of {_K_UNIT}; pad a and b with zeros along k.")
+    if k % K_UNIT:
+        raise ShapeError(f"k = {k}: must be a multiple of {K_UNIT}; pad a and b with zeros along k.")
     return Shape(m, n, k, num_splits or 1)
 
 
@@ -299,27 +280,6 @@ def _note(shape: Shape) -> None:
         from deep_gemm import plan  # which imports compilers
 
         plan.record_line(shape.to_json())
-
-
-def parse_shape(line: object) -> Shape | None:
-    """Return the shape of a recorded call of this op, {"op": NAME, "fields": {...}} or with the fields beside the op;
-    None for what is of another op or no object.
-
-    Raises: ProblemError for fields that no call has.
-    """
-    if not isinstance(line, Mapping) or line.get("op") != NAME:
-        return None
-    fields = line.get("fields", {name: value for name, value in line.items() if name != "op"})
-    if not isinstance(fields, Mapping) or not {*_SIZES} <= {*fields} <= {*_SIZES, *_OPTIONS}:
-        raise ProblemError(f"{NAME} = {shorten(fields)}: must have m, n and k, and may have num_splits; name those.")
-    try:
-        m, n, k = (check_integer(name, fields[name], 1) for name in _SIZES)
-        splits = check_integer("num_splits", fields.get("num_splits", 1), 1)
-    except ArgumentError as error:
-        raise ProblemError(f"{NAME}: {error}") from error
-    if k % _K_UNIT != 0:
-        raise ProblemError(f"{NAME}: k = {k}: must be a multiple of {_K_UNIT}, as in calls; mend it.")
-    return Shape(m, n, k, splits)
 
 
 def list_kernels(shape: Shape, sms: int, is_whole: bool, any_size: bool = False) -> list[tuple[str, dict[str, int]]]:

@@ -17,10 +17,11 @@ from typing import NamedTuple
 from deep_gemm import _C, hc_prenorm, selection
 from deep_gemm.errors import ArgumentError, DeepGemmError, DeviceError, ProblemError, WarmUpWarning
 from deep_gemm.fields import fit_rows, round_sizes
-from deep_gemm.operands import check_integer, shorten
+from deep_gemm.operands import shorten
+from deep_gemm.prenorm_shapes import NAME, Shape, check_size, parse_shape
 
 #: What a warm-up may be given: a problem, or a call of an op that has none.
-Given = _C.Problem | hc_prenorm.Shape
+Given = _C.Problem | Shape
 
 
 class Failure(NamedTuple):
@@ -57,7 +58,7 @@ class WarmUpReport:
 
 
 def warmup(
-    problems: "str | os.PathLike | Iterable[_C.Problem | hc_prenorm.Shape | Mapping | str]",
+    problems: "str | os.PathLike | Iterable[_C.Problem | Shape | Mapping | str]",
     m: int | Iterable[int] | None = None,
     *,
     device: "str | _C.Device | None" = None,
@@ -130,15 +131,15 @@ def _list_rows(m: int | Iterable[int] | None) -> list[int] | None:
     return [m] if isinstance(m, int) else None if m is None else list(m)
 
 
-def _list_shapes(given: list["Given"], rows: list[int] | None) -> list[hc_prenorm.Shape]:
+def _list_shapes(given: list["Given"], rows: list[int] | None) -> list[Shape]:
     """Return the calls of tf32_hc_prenorm_gemm with every m in force, each once."""
-    shapes = [shape for shape in given if isinstance(shape, hc_prenorm.Shape)]
+    shapes = [shape for shape in given if isinstance(shape, Shape)]
     if rows is not None:
-        shapes = [shape._replace(m=check_integer("m", count, 1)) for count in rows for shape in shapes]
+        shapes = [shape._replace(m=check_size("m", count)) for count in rows for shape in shapes]
     return list(dict.fromkeys(shapes))
 
 
-def _list_prenorms(shapes: list[hc_prenorm.Shape], device: "_C.Device", any_size: bool) -> list[tuple[str, dict]]:
+def _list_prenorms(shapes: list[Shape], device: "_C.Device", any_size: bool) -> list[tuple[str, dict]]:
     """Return the plain kernels of calls of tf32_hc_prenorm_gemm, under the settings of this process."""
     sms = min(_get_sm_limit() or device.sm_count, device.sm_count)
     is_whole = hc_prenorm.is_whole_gpu(sms, device.sm_count)
@@ -169,20 +170,20 @@ def read_shapes(path: Path) -> list["Given"]:
 
 def _parse(text: str) -> "Given":
     with contextlib.suppress(json.JSONDecodeError, RecursionError):
-        shape = hc_prenorm.parse_shape(json.loads(text)) if hc_prenorm.NAME in text else None
+        shape = parse_shape(json.loads(text)) if NAME in text else None
         if shape:
             return shape
     return _C.Problem.from_json(text)
 
 
 def _read(problem) -> "Given":
-    if isinstance(problem, _C.Problem | hc_prenorm.Shape):
+    if isinstance(problem, _C.Problem | Shape):
         return problem
     if isinstance(problem, str):
         return _parse(problem)
     if not isinstance(problem, Mapping):
         raise ArgumentError(f"problems: holds a {type(problem).__name__}; pass Problems, their JSON texts or dicts.")
-    if shape := hc_prenorm.parse_shape(problem):
+    if shape := parse_shape(problem):
         return shape
     if "fields" in problem:
         return _C.Problem.from_json(json.dumps(dict(problem)))

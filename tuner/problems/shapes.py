@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deep_gemm import _C, hc_prenorm
+from deep_gemm import _C, prenorm_shapes
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import OP_KINDS, PROBLEM_FIELDS
 from tuner import errors
@@ -80,7 +80,7 @@ def load_file(path: Path, flag: str = "--shapes") -> list:
     return problems
 
 
-def load_given(path: Path, flag: str) -> tuple[list, list[hc_prenorm.Shape]]:
+def load_given(path: Path, flag: str) -> tuple[list, list[prenorm_shapes.Shape]]:
     """Return the problems of a shape file, and its calls of an op that has none, without repeats. Raises: as
     load_file.
     """
@@ -135,12 +135,12 @@ def list_rows(document: dict | list) -> list:
 
 def is_call(row: object) -> bool:
     """Return whether a row is a call of an op that has no problems."""
-    return isinstance(row, dict) and row.get("op") == hc_prenorm.NAME
+    return isinstance(row, dict) and row.get("op") == prenorm_shapes.NAME
 
 
-def list_calls(document: dict | list) -> list[hc_prenorm.Shape]:
+def list_calls(document: dict | list) -> list[prenorm_shapes.Shape]:
     """Return the calls in a document of an op that has no problems, without repeats. Raises: ProblemError."""
-    return list(dict.fromkeys(shape for row in list_rows(document) if (shape := hc_prenorm.parse_shape(row))))
+    return list(dict.fromkeys(shape for row in list_rows(document) if (shape := prenorm_shapes.parse_shape(row))))
 
 
 def expand_group(group: dict) -> list:

@@ -9,9 +9,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import deep_gemm
-from deep_gemm import hc_prenorm, library, planned
+from deep_gemm import hc_prenorm, library, planned, prenorm_shapes
 from deep_gemm.errors import ArgumentError, DtypeError, LayoutError, ProblemError, ShapeError
-from deep_gemm.hc_prenorm import Shape
+from deep_gemm.prenorm_shapes import Shape
 from deep_gemm.testing import calc_diff
 
 M, N, K = 13, 24, 448
@@ -135,15 +135,15 @@ def test_a_warm_up_knows_the_kernels_of_a_call(monkeypatch, case):
     [
         ({"m": 0}, "m = 0: must be an int of 1.."), ({"k": 12}, "k = 12: must be a multiple of 8"),
         ({"n": "24"}, "n = '24': must be an int"), ({"num_splits": True}, "num_splits = True: must be an int"),
-        ({"heads": 4}, "must have m, n and k, and may have num_splits"),
+        ({"heads": 4}, "must have m, n and k, may have num_splits"),
     ],
 )  # fmt: skip
 def test_a_recorded_call_that_cannot_be(change, message):
     fields = {"m": M, "n": N, "k": K} | change
-    for line in ({"op": hc_prenorm.NAME, "fields": fields}, {"op": hc_prenorm.NAME} | fields):
+    for line in ({"op": prenorm_shapes.NAME, "fields": fields}, {"op": prenorm_shapes.NAME} | fields):
         with pytest.raises(ProblemError, match=re.escape(message)):
-            hc_prenorm.parse_shape(line)
-    assert hc_prenorm.parse_shape({"op": "bf16_gemm"} | fields) is hc_prenorm.parse_shape([]) is None
+            prenorm_shapes.parse_shape(line)
+    assert prenorm_shapes.parse_shape({"op": "bf16_gemm"} | fields) is prenorm_shapes.parse_shape([]) is None
 
 
 def test_parts_do_not_depend_on_m_where_bits_must_not(monkeypatch):

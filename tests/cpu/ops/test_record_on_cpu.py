@@ -5,7 +5,7 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C, plan, warm_up
-from deep_gemm.hc_prenorm import Shape
+from deep_gemm.prenorm_shapes import Shape
 from tests.fakes.operands import make_operands, one_thread
 from tests.gpu.logits_operands import make_prefill
 

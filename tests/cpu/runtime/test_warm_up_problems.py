@@ -7,9 +7,9 @@ import pytest
 import deep_gemm
 from deep_gemm import _C, warm_up
 from deep_gemm.errors import ArgumentError, DeviceError, ProblemError
-from deep_gemm.hc_prenorm import Shape
 from deep_gemm.jit import kernel_set
 from deep_gemm.jit.compile_pool import METADATA
+from deep_gemm.prenorm_shapes import Shape
 from deep_gemm.warm_up import list_problems
 
 H200 = _C.Device.known("h200")

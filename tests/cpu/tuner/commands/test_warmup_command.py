@@ -7,7 +7,7 @@ import pytest
 import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import CompileError, DeviceError
-from deep_gemm.hc_prenorm import Shape
+from deep_gemm.prenorm_shapes import Shape
 from deep_gemm.selector import Selector
 from deep_gemm.warm_up import Failure, WarmUpReport
 from tests.fakes.in_process_worker import InProcessWorker
