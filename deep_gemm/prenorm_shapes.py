@@ -49,6 +49,7 @@ def parse_shape(line: object) -> Shape | None:
 
 def check_size(name: str, value: Any) -> int:
     """Return a size of a recorded call. Raises: ProblemError where it is none."""
-    if type(value) is not int or not 1 <= value <= MAX_DIM:
+    number = value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else 0
+    if not 1 <= number <= MAX_DIM:
         raise ProblemError(f"{NAME}: {name} = {ascii(value)[:80]}: must be an int of 1..2^31 - 1; pass such a number.")
-    return value
+    return number

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import deep_gemm
@@ -158,7 +159,7 @@ def test_calls_of_an_op_without_problems_are_prepared(monkeypatch, tmp_path):
         found, report = compile_plain(monkeypatch, given)
         assert (found[-1], report.problems) == (whole % (1, 8), 2)
     assert list_problems(path, None, H200) == [SHAPE]
-    found, report = compile_plain(monkeypatch, [call], iter((13, 193, 4096)))
+    found, report = compile_plain(monkeypatch, [call], iter(np.array([13, 193, 4096])))
     assert found == [whole % (1, 8), whole % (2, 8), whole % (4, 1), "deep_gemm_hc_prenorm_sum"]
     assert report.problems == 3
     assert len(compile_plain(monkeypatch, [call, call | {"m": 99}], any_size=True)[0]) == 13
