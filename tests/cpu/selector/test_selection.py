@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from deep_gemm import _C, models, selection, selector_files
-from deep_gemm.errors import DeviceError, SelectorWarning
-from deep_gemm.selector import Selector
 from deep_gemm.errors import ArgumentError, DeviceError, SelectorWarning
+from deep_gemm.selector import Selector
 from tests.fakes.selectors import DEVICE, KERNEL_HASH, make_artifact, make_parts, make_problems, pack
 
 OTHER = _C.Device.known("h20")
