@@ -6,18 +6,15 @@
 #include <cstring>
 #include <initializer_list>
 
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+#include "selector/lanes.hpp"
 #include "selector/op_model.hpp"
 
 namespace deep_gemm {
 namespace {
-
-// GCC's and Clang's vectors of so many numbers; every 64-bit host has those of four. A comparison sets all bits of a
-// number or none.
-template <size_t kLanes>
-struct Lanes {
-    using Floats __attribute__((vector_size(kLanes * sizeof(float)))) = float;  // behind the type GCC would drop it
-    using Bits __attribute__((vector_size(kLanes * sizeof(uint32_t)))) = uint32_t;
-};
 
 constexpr double kMaxMagnitude = 1e6;  // a log ratio is far smaller; keeps sums finite
 
@@ -80,12 +77,14 @@ Forest::Forest(ForestArrays arrays, size_t num_features) {
         for (int64_t node = begin; node < end; ++node) check_node(arrays, int64_t(num_features), node, end);
         add_tree(arrays, begin, end);
     }
+    values_.resize(values_.size() + kMaxPickedLeaves);  // may be read behind a tree's own
 }
 
 // Walks the tree from left to right, so that leaves are numbered in this order.
 void Forest::add_tree(const ForestArrays& arrays, int64_t begin, int64_t end) {
     const std::vector<int32_t> leaves = count_leaves(arrays, begin, end);
     if (leaves[0] > kMaxLeaves) refuse("a tree has more than 32 leaves");
+    most_leaves_ = std::max(most_leaves_, size_t(leaves[0]));
     const size_t first_leaf = values_.size();
     std::vector<int32_t> rest = {int32_t(begin)};
     while (!rest.empty()) {
@@ -112,6 +111,8 @@ inline __attribute__((always_inline)) void Forest::add_up(const FeatureTable& ta
     using Bits = typename Lanes<kLanes>::Bits;
     constexpr size_t kTogether = 16, kVectors = (FeatureTable::kRows + kLanes - 1) / kLanes;
     const Node* node = nodes_.data();
+    const double* leaf_values = values_.data();
+    double total[FeatureTable::kRows] = {};  // of no other address, so that it stays in registers
     for (size_t first = 0; first < trees_.size(); first += kTogether) {
         const size_t count = std::min(kTogether, trees_.size() - first);
         uint32_t leaves[kTogether][kVectors * kLanes];
@@ -132,16 +133,48 @@ inline __attribute__((always_inline)) void Forest::add_up(const FeatureTable& ta
         for (size_t i = 0; i < count; ++i)
 #pragma GCC unroll 12
             for (size_t row = 0; row < FeatureTable::kRows; ++row)
-                sums[row] += values_[trees_[first + i].first_leaf + size_t(__builtin_ctz(leaves[i][row]))];
+                total[row] += leaf_values[trees_[first + i].first_leaf + uint32_t(__builtin_ctz(leaves[i][row]))];
     }
+    std::copy_n(total, sums.size(), sums.begin());
 }
 
 #ifdef __x86_64__
 __attribute__((target("avx2"))) void Forest::add_avx2(const FeatureTable& table, Sums& sums) const {
     add_up<8>(table, sums);
 }
+
+// Two instructions a comparison, and the values of a tree picked from two registers: for trees of up to
+// kMaxPickedLeaves leaves.
 __attribute__((target("avx512f"))) void Forest::add_avx512(const FeatureTable& table, Sums& sums) const {
-    add_up<16>(table, sums);
+    using Floats = Lanes<16>::Floats;
+    using Bits = Lanes<16>::Bits;
+    using Ints __attribute__((vector_size(sizeof(Bits)))) = int32_t;
+    constexpr uint32_t kExponentShift = 23, kExponentBias = 127;  // of float
+    __m512d first_rows = _mm512_setzero_pd(), last_rows = first_rows;
+    const Node* node = nodes_.data();
+    for (const Tree& tree : trees_) {
+        __m512i leaves = _mm512_set1_epi32(-1);
+#pragma GCC unroll 4
+        for (const Node* end = nodes_.data() + tree.end; node != end; ++node) {
+            const __m512 features = _mm512_load_ps(table.rows(size_t(node->feature)));
+            const __mmask16 above = _mm512_cmp_ps_mask(features, _mm512_set1_ps(node->threshold), _CMP_NLE_UQ);
+            leaves = _mm512_mask_and_epi32(leaves, above, leaves, _mm512_set1_epi32(int32_t(node->kept)));
+        }
+        // The number of the lowest bit is the exponent of what it is worth.
+        const Bits lowest = Bits(leaves) & -Bits(leaves);
+        const Bits power = Bits(__builtin_convertvector(Ints(lowest), Floats)) >> kExponentShift;
+        const __m512i leaf = __m512i(power - kExponentBias);
+        const double* values = values_.data() + tree.first_leaf;
+        const __m512d left = _mm512_loadu_pd(values), right = _mm512_loadu_pd(values + kMaxPickedLeaves / 2);
+        // With a mask, because GCC warns of what the intrinsics without one leave undefined.
+        const __m512i first = _mm512_maskz_cvtepu32_epi64(0xff, _mm512_maskz_extracti64x4_epi64(0xf, leaf, 0)),
+                      last = _mm512_maskz_cvtepu32_epi64(0xff, _mm512_maskz_extracti64x4_epi64(0xf, leaf, 1));
+        first_rows = _mm512_add_pd(first_rows, _mm512_permutex2var_pd(left, first, right));
+        last_rows = _mm512_add_pd(last_rows, _mm512_permutex2var_pd(left, last, right));
+    }
+    double rows[FeatureTable::kMostLanes];
+    _mm512_storeu_pd(rows, first_rows), _mm512_storeu_pd(rows + 8, last_rows);
+    std::copy_n(rows, sums.size(), sums.begin());
 }
 #endif
 
@@ -149,7 +182,8 @@ __attribute__((target("avx512f"))) void Forest::add_avx512(const FeatureTable& t
 Forest::Sums Forest::predict(const FeatureTable& table, [[maybe_unused]] size_t lanes) const {
     Sums sums{};
 #ifdef __x86_64__
-    if (lanes >= 16 && __builtin_cpu_supports("avx512f")) return add_avx512(table, sums), sums;
+    if (lanes >= 16 && most_leaves_ <= kMaxPickedLeaves && __builtin_cpu_supports("avx512f"))
+        return add_avx512(table, sums), sums;
     if (lanes >= 8 && __builtin_cpu_supports("avx2")) return add_avx2(table, sums), sums;
 #endif
     add_up<4>(table, sums);

@@ -29,7 +29,7 @@ class Forest {
     Forest(ForestArrays arrays, size_t num_features);
 
     // The sums over the trees of the value of the leaf that each finds for a row of `table`. At most `lanes` numbers
-    // are compared at once, as far as this host can: 16, 8, else 4.
+    // are compared at once, as far as this host can: 16 (for trees of up to 16 leaves), 8, else 4.
     using Sums = std::array<double, FeatureTable::kRows>;
     Sums predict(const FeatureTable& table, size_t lanes = FeatureTable::kMostLanes) const;
 
@@ -51,6 +51,9 @@ class Forest {
     void add_avx512(const FeatureTable& table, Sums& sums) const;
     void add_tree(const ForestArrays& arrays, int64_t begin, int64_t end);
 
+    static constexpr size_t kMaxPickedLeaves = 16;  // see add_avx512
+
+    size_t most_leaves_ = 0;  // of a tree
     std::vector<Node> nodes_;
     std::vector<Tree> trees_;
     std::vector<double> values_;
