@@ -175,7 +175,8 @@ void bind_config_features(py::module_& m) {
             py::array_t<double> rows({configs.size(), kNumConfigRow});
             for (size_t i = 0; i < configs.size(); ++i) {
                 double* row = std::copy_n(features.shared(), kNumSharedFeatures, rows.mutable_data(i, 0));
-                features.write_own(configs[i], find_facts(problem, configs[i]), row);
+                features.write_own({configs[i], find_facts(problem, configs[i]), estimator.time_us(configs[i])}, row,
+                                   1);
             }
             return rows;
         },

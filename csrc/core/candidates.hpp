@@ -78,9 +78,7 @@ struct Pruning {
     bool keeps_wide(const Config& config) const;
     // Of all groups; a product of three sizes may need more than 64 bits.
     double num_tiles(const Config& config) const {
-        const int64_t m_tiles = (m + config.block_m - 1) / config.block_m,
-                      n_tiles = (n + config.block_n - 1) / config.block_n;
-        return double(num_groups * m_tiles) * double(n_tiles);
+        return double(num_groups * ceil_div(m, config.block_m)) * double(ceil_div(n, config.block_n));
     }
 
     // Tiles below 128x64 reload too much over many waves; with more than a few tiles of tokens the weight is read too

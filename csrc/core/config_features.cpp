@@ -64,14 +64,14 @@ ConfigFeatures::ConfigFeatures(const Problem& problem, const Estimator& estimato
 }
 
 // What a config shares with its tile, whatever its knobs of the main loop; sets what write_own copies.
-void ConfigFeatures::rate(const Config& tile, const TileFacts& facts) {
+void ConfigFeatures::rate(const AnalyticChoice& choice) {
+    const auto& [tile, facts, time_us] = choice;
     const Tiling tiling = tiler_.divide(tile, facts);
     const EstimateTerms terms = estimator_.terms(tile, facts, tiling);
     const double pieces = double(tiling.cluster_tiles) * double(tiling.parts);
     const double waves = pieces / double(tiling.slots), step = std::max(terms.step_ns, 1.0);
     const double padded = double(tiling.m_tiles * tile.block_m) * double(tiling.n_tiles * tile.block_n);
-    const double inv_total = 1.0 / terms.total_us;
-    rated_ = tile;
+    const double inv_total = 1.0 / time_us;
     blocks_per_sm_ = double(tiling.blocks_per_sm);
     double* out = tile_features_;
     *out++ = facts.is_staged ? 1.0 : 0.0;
@@ -89,19 +89,26 @@ void ConfigFeatures::rate(const Config& tile, const TileFacts& facts) {
     *out++ = terms.epilogue_ns / (terms.steps * step + terms.epilogue_ns + 1.0);
     *out++ = fill(double(rows_per_group(problem_)) / tile.block_m);
     *out++ = fill(double(problem_.n) / tile.block_n);
-    *out++ = kLn2 * portable_log2(terms.total_us / pick_us_);
+    *out++ = kLn2 * portable_log2(time_us / pick_us_);
 }
 
-void ConfigFeatures::write_own(const Config& config, const TileFacts& facts, double* out) {
-    if (const Config tile = without_loop_knobs(config); rated_ != tile) rate(tile, facts);
+template <typename Number>
+void ConfigFeatures::write_own(const AnalyticChoice& choice, Number* out, size_t stride) {
+    const Config& config = choice.config;
+    if (!rated_.has_value() || !has_same_tile(*rated_, config)) rate(choice);
+    rated_ = config;
+    const auto put = [&](double value) { *out = Number(value), out += stride; };
     for (int value : {config.block_m, config.block_n, row_side(config), column_side(config), config.num_stages,
                       config.cluster_m, config.cluster_n, config.split_k, config.swap_ab})
-        *out++ = double(value);
-    for (const LoopKnob& knob : kLoopKnobs) *out++ = double(config.*knob.member);
-    *out++ = double(smem_bytes(problem_, config));
-    *out++ = blocks_per_sm_;
-    *out++ = is_pipelined(problem_, config) ? 1.0 : 0.0;
-    std::copy(std::begin(tile_features_), std::end(tile_features_), out);
+        put(value);
+    for (const LoopKnob& knob : kLoopKnobs) put(config.*knob.member);
+    put(double(smem_bytes(problem_, config)));
+    put(blocks_per_sm_);
+    put(is_pipelined(problem_, config) ? 1.0 : 0.0);
+    for (double value : tile_features_) put(value);
 }
+
+template void ConfigFeatures::write_own(const AnalyticChoice& choice, float* out, size_t stride);
+template void ConfigFeatures::write_own(const AnalyticChoice& choice, double* out, size_t stride);
 
 }  // namespace deep_gemm

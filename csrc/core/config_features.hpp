@@ -28,13 +28,14 @@ class ConfigFeatures {
     // Both must outlive this object; `pick` is find_feature_pick's.
     ConfigFeatures(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick);
 
-    // The kNumSharedFeatures numbers that a row starts with, and the kNumOwnFeatures numbers after them. A tile is
-    // rated once for configs that follow one another and differ in the knobs of the main loop alone.
+    // The kNumSharedFeatures numbers that a row starts with, and the kNumOwnFeatures numbers after them, `stride`
+    // apart. A tile is rated once for configs that follow one another and differ in the knobs of the main loop alone.
     const double* shared() const { return shared_; }
-    void write_own(const Config& config, const TileFacts& facts, double* out);
+    template <typename Number>
+    void write_own(const AnalyticChoice& choice, Number* out, size_t stride);
 
  private:
-    void rate(const Config& tile, const TileFacts& facts);
+    void rate(const AnalyticChoice& choice);
 
     const Problem& problem_;
     Tiler tiler_;
@@ -42,7 +43,7 @@ class ConfigFeatures {
     double pick_us_;
     double useful_;
     double shared_[kNumSharedFeatures];
-    std::optional<Config> rated_;  // the tile of the numbers below
+    std::optional<Config> rated_;  // whose tile has the numbers below
     double blocks_per_sm_ = 0.0, tile_features_[kNumTileFeatures];
 };
 

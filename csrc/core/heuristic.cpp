@@ -19,19 +19,15 @@ namespace {
 constexpr const char* kReferenceSku = "nvidia-h200-sm132";
 constexpr double kReferenceSms = 132, kReferenceClockMhz = 1980, kReferenceMemoryGbps = 4800;
 
-// Selection divides a thousand times. Nearly all operands fit 32 bits, where division is several times faster.
-int64_t ceil_div(int64_t value, int64_t divisor) {
-    const uint64_t sum = uint64_t(value + divisor - 1);
-    if (sum >> 32 == 0) return uint32_t(sum) / uint32_t(divisor);
-    return int64_t(sum / uint64_t(divisor));
-}
-
 // Overlapping costs: close to the largest, a little above it where two are alike. Square roots round the same way on
 // every host.
+double fourth_power(double us) {
+    const double square = us * us;
+    return square * square;
+}
 double add_fourth_powers(const EstimateTerms& terms) {
-    const double a2 = terms.memory_us * terms.memory_us, b2 = terms.l2_us * terms.l2_us,
-                 c2 = terms.power_us * terms.power_us, d2 = terms.sm_us * terms.sm_us;
-    return a2 * a2 + b2 * b2 + c2 * c2 + d2 * d2;
+    return fourth_power(terms.memory_us) + fourth_power(terms.l2_us) + fourth_power(terms.power_us) +
+           fourth_power(terms.sm_us);
 }
 double soft_maximum(double fourth_powers) { return std::sqrt(std::sqrt(fourth_powers)); }
 
@@ -113,7 +109,9 @@ const Tiler::Rows& Tiler::count_rows(int32_t block_m) {
     return rows;
 }
 
-Tiling Tiler::divide(const Config& config, const TileFacts& facts) {
+Tiling Tiler::divide(const Config& config, const TileFacts& facts) { return divide_inline(config, facts); }
+
+Tiling Tiler::divide_inline(const Config& config, const TileFacts& facts) {
     const OpKind& kind = op_kind(problem_.op);
     const Rows& rows = count_rows(config.block_m);
     Tiling tiling;
@@ -187,6 +185,7 @@ Estimator::Estimator(const Problem& problem, const Device& device, const Heurist
       group_rows_(rows_per_group(problem)),
       pays_vector_loop_(pays_vector_loop(problem, k_steps_)) {
     memory_us_ = memory_bytes(problem) / (rates_.hbm_gbps * 1e3);
+    memory_fourth_ = fourth_power(memory_us_);
     l2_us_per_byte_ = 1.0 / (rates_.l2_gbps * 1e3);
     power_us_per_flop_ = 1.0 / ((is_fp8(problem.op) ? rates_.dense_tflops : rates_.bf16_tflops) * 1e6);
     sm_ns_per_byte_ = 1.0 / rates_.sm_gbps;
@@ -246,47 +245,58 @@ double Estimator::l2_read_bytes(const Config& config, const Tiling& tiling) cons
     return k_bytes * (double(extent_.rows) * a_reads + double(problem_.n) * b_reads);
 }
 
-EstimateTerms Estimator::parts(const Config& config, const TileFacts& facts, const Tiling& tiling) const {
-    EstimateTerms terms;  // not cleared: that would take as long as a part of it
+// What a config's own CTAs take.
+void Estimator::write_own(const Config& config, const TileFacts& facts, const Tiling& tiling,
+                          EstimateTerms& terms) const {
     terms.launch_us = rates_.launch_us + deep_ring_us(config);
-    terms.memory_us = memory_us_;
-    terms.l2_us = l2_read_bytes(config, tiling) * l2_us_per_byte_;
     if (is_logits(problem_)) {
-        terms.split_us = terms.power_us = terms.steps = terms.epilogue_ns = 0.0;
+        terms.split_us = terms.steps = terms.epilogue_ns = 0.0;
         terms.math_ns = terms.load_ns = terms.latency_ns = terms.step_ns = 0.0;
         terms.sm_us =
             logits_sm_us(problem_, config, facts.logits_columns, tiling.m_tiles, {sms_, clock_ghz_, tensor_ratio_});
-    } else {
-        terms.steps = double(ceil_div(ceil_shift(k_steps_, config.split_k), tiling.parts));
-        terms.split_us = config.split_k > 1 ? rates_.split_us : 0.0;
-        terms.epilogue_ns = epilogue_ns(config, facts);
-        write_step(config, facts, tiling, terms);
-        terms.sm_us = double(tiling.rounds) * (terms.steps * terms.step_ns + terms.epilogue_ns) * 1e-3;
-        const double padded_flops =
-            2.0 * double(tiling.m_tiles * config.block_m) * double(tiling.n_tiles * config.block_n) * double(extent_.k);
-        terms.power_us = padded_flops * power_us_per_flop_;
+        return;
     }
-    return terms;
+    const int64_t steps = ceil_shift(k_steps_, config.split_k);
+    terms.steps = double(tiling.parts == 1 ? steps : ceil_div(steps, tiling.parts));
+    terms.split_us = config.split_k > 1 ? rates_.split_us : 0.0;
+    terms.epilogue_ns = epilogue_ns(config, facts);
+    write_step(config, facts, tiling, terms);
+    terms.sm_us = double(tiling.rounds) * (terms.steps * terms.step_ns + terms.epilogue_ns) * 1e-3;
+}
+
+// What all CTAs share.
+void Estimator::write_shared(const Config& config, const Tiling& tiling, EstimateTerms& terms) const {
+    terms.memory_us = memory_us_;
+    terms.l2_us = l2_read_bytes(config, tiling) * l2_us_per_byte_;
+    const double padded_flops =
+        2.0 * double(tiling.m_tiles * config.block_m) * double(tiling.n_tiles * config.block_n) * double(extent_.k);
+    terms.power_us = is_logits(problem_) ? 0.0 : padded_flops * power_us_per_flop_;
 }
 
 EstimateTerms Estimator::terms(const Config& config, const TileFacts& facts, const Tiling& tiling) const {
-    EstimateTerms terms = parts(config, facts, tiling);
-    terms.total_us = terms.launch_us + terms.split_us + soft_maximum(add_fourth_powers(terms));
+    EstimateTerms terms;  // not cleared: that would take as long as a part of it
+    write_own(config, facts, tiling, terms);
+    write_shared(config, tiling, terms);
     return terms;
 }
 
 double Estimator::time_us(const Config& config) const {
     const TileFacts facts = find_facts(problem_, config);
-    return terms(config, facts, Tiler(problem_, sms_).divide(config, facts)).total_us;
+    return time_below(INFINITY, config, facts, Tiler(problem_, sms_).divide(config, facts));
 }
 
-// Most candidates are far from the limit, which their fourth powers show without the roots. The slack is far more than
-// all roundings.
+// Most candidates are far from the limit, which the fourth powers of a part show without the others and the roots. The
+// slack is far more than all roundings.
 double Estimator::time_below(double limit, const Config& config, const TileFacts& facts, const Tiling& tiling) const {
     constexpr double kSlack = 1.0 + 1e-9;
-    const EstimateTerms terms = parts(config, facts, tiling);
-    const double fixed_us = terms.launch_us + terms.split_us, sum = add_fourth_powers(terms), rest = limit - fixed_us;
-    if (rest > 0 && sum > rest * rest * (rest * rest) * kSlack) return INFINITY;
+    EstimateTerms terms;
+    write_own(config, facts, tiling, terms);
+    const double fixed_us = terms.launch_us + terms.split_us, rest = limit - fixed_us;
+    const double most = rest > 0 ? rest * rest * (rest * rest) * kSlack : INFINITY;
+    if (memory_fourth_ + fourth_power(terms.sm_us) > most) return INFINITY;
+    write_shared(config, tiling, terms);
+    const double sum = add_fourth_powers(terms);
+    if (sum > most) return INFINITY;
     const double time_us = fixed_us + soft_maximum(sum);
     return time_us < limit ? time_us : INFINITY;
 }
@@ -301,7 +311,7 @@ std::vector<AnalyticChoice> rank_candidates(const Problem& problem, const Estima
     Tiler tiler(problem, estimator.sms());
     std::vector<Place> best(count, Place{INFINITY, nullptr});
     for_each_candidate(problem, device, space, [&](const SpaceTile& tile) {
-        const Tiling tiling = tiler.divide(tile.config, tile.facts);
+        const Tiling tiling = tiler.divide_inline(tile.config, tile.facts);
         const double time_us = estimator.time_below(best.back().time_us, tile.config, tile.facts, tiling);
         if (std::isinf(time_us)) return;
         auto place = best.end() - 1;
@@ -324,7 +334,7 @@ std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimat
     const size_t ranked = known.pairs ? count : std::min(2 * count, kMaxCandidates);
     for (const AnalyticChoice& tile : rank_candidates(problem, estimator, device, ranked)) {
         if (!known.has(problem, tile.config)) continue;
-        const Config knobs = with_loop_knobs(problem, tile.config, device);
+        const Config knobs = with_loop_knobs_of_tile(problem, tile.config, device, estimator.k_steps());
         const bool is_known = known.has(problem, knobs);
         if (is_known) shortlist.push_back({knobs, tile.facts, tile.time_us});
         if (!is_known || knobs != tile.config) shortlist.push_back(tile);

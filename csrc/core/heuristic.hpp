@@ -34,6 +34,8 @@ class Tiler {
     Tiler(const Problem& problem, int32_t sms) : problem_(problem), sms_(sms) {}
 
     Tiling divide(const Config& config, const TileFacts& facts);
+    // The same, of heuristic.cpp alone.
+    [[gnu::always_inline]] inline Tiling divide_inline(const Config& config, const TileFacts& facts);
 
  private:
     struct Rows {
@@ -64,7 +66,6 @@ struct EstimateTerms {
     double launch_us, split_us, memory_us, l2_us, power_us, sm_us;
     double math_ns, load_ns, latency_ns, step_ns;  // of one K step of a tile; the step is that of the slowest part
     double steps, epilogue_ns;                     // of a tile; 0 for attention logits, as are those of a step
-    double total_us;
 };
 
 // Predicts times of one problem on one device; holds what does not depend on the config. `facts` are find_facts of it.
@@ -76,23 +77,26 @@ class Estimator {
 
     EstimateTerms terms(const Config& config, const TileFacts& facts, const Tiling& tiling) const;
     double time_us(const Config& config) const;
-    // The time, or infinity where that is not below `limit`.
-    inline double time_below(double limit, const Config& config, const TileFacts& facts, const Tiling& tiling) const;
+    // The time, or infinity where that is not below `limit`; of heuristic.cpp alone.
+    [[gnu::always_inline]] inline double time_below(double limit, const Config& config, const TileFacts& facts,
+                                                    const Tiling& tiling) const;
 
     int64_t k_steps() const { return k_steps_; }
     int32_t sms() const { return sms_; }
 
  private:
     // Of heuristic.cpp alone, inline because every candidate of a new problem passes through them.
-    [[gnu::always_inline]] inline EstimateTerms parts(const Config& config, const TileFacts& facts,
-                                                      const Tiling& tiling) const;
-    inline double mma_ns(const Config& config, const TileFacts& facts) const;
-    inline void write_step(const Config& config, const TileFacts& facts, const Tiling& tiling,
-                           EstimateTerms& terms) const;
-    inline double epilogue_ns(const Config& config, const TileFacts& facts) const;
-    inline double deep_ring_us(const Config& config) const;
+    [[gnu::always_inline]] inline void write_own(const Config& config, const TileFacts& facts, const Tiling& tiling,
+                                                 EstimateTerms& terms) const;
+    [[gnu::always_inline]] inline void write_shared(const Config& config, const Tiling& tiling,
+                                                    EstimateTerms& terms) const;
+    [[gnu::always_inline]] inline double mma_ns(const Config& config, const TileFacts& facts) const;
+    [[gnu::always_inline]] inline void write_step(const Config& config, const TileFacts& facts, const Tiling& tiling,
+                                                  EstimateTerms& terms) const;
+    [[gnu::always_inline]] inline double epilogue_ns(const Config& config, const TileFacts& facts) const;
+    [[gnu::always_inline]] inline double deep_ring_us(const Config& config) const;
     // Bytes read from L2 by all clusters (a multicast tile counts once).
-    inline double l2_read_bytes(const Config& config, const Tiling& tiling) const;
+    [[gnu::always_inline]] inline double l2_read_bytes(const Config& config, const Tiling& tiling) const;
 
     Problem problem_;
     Extent extent_;
@@ -101,7 +105,7 @@ class Estimator {
     double clock_ghz_, tensor_ratio_;
     int64_t k_steps_, group_rows_;
     bool pays_vector_loop_;
-    double memory_us_;
+    double memory_us_, memory_fourth_;
     double l2_us_per_byte_, power_us_per_flop_, sm_ns_per_byte_;
 };
 

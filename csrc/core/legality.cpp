@@ -172,6 +172,12 @@ HeldRegisters held_registers(const Problem& problem, const Config& config) {
             has_column_scales(problem, config) ? partials * columns / 4 : 0, config.loop == 0};
 }
 
+Rule broken_room_rule(const Problem& problem, const Config& config, const Device& device) {
+    const int limit = math_warpgroups(config) == 1 ? kRegisterLimitOneWarpgroup : kRegisterLimitTwoWarpgroups;
+    if (estimate_registers(problem, config) > limit) return Rule::kRegisters;
+    return smem_bytes(problem, config) > device.smem_bytes ? Rule::kSmem : Rule::kNone;
+}
+
 Rule broken_rule(const Problem& problem, const Config& config, const Device& device) {
     if (device.compute_major != 9) return Rule::kArchitecture;
     if (is_logits(problem))
@@ -180,10 +186,7 @@ Rule broken_rule(const Problem& problem, const Config& config, const Device& dev
          {broken_knob_rule, broken_tile_rule, broken_cluster_rule, broken_split_rule, broken_loop_rule})
         if (const Rule broken = rule(problem, config); broken != Rule::kNone) return broken;
     if (usable_sms(problem, device) < config.cluster_m * config.cluster_n * config.split_k) return Rule::kClusterSms;
-    const int limit = math_warpgroups(config) == 1 ? kRegisterLimitOneWarpgroup : kRegisterLimitTwoWarpgroups;
-    if (estimate_registers(problem, config) > limit) return Rule::kRegisters;
-    if (smem_bytes(problem, config) > device.smem_bytes) return Rule::kSmem;
-    return Rule::kNone;
+    return broken_room_rule(problem, config, device);
 }
 
 std::string describe_cluster(Rule rule, const Config& config) {
@@ -354,6 +357,10 @@ int32_t usable_sms(const Problem& problem, const Device& device) {
 
 bool is_legal(const Problem& problem, const Config& config, const Device& device) {
     return broken_rule(problem, config, device) == Rule::kNone;
+}
+
+bool is_legal_with_knobs(const Problem& problem, const Config& config, const Device& device) {
+    return broken_loop_rule(problem, config) == Rule::kNone && broken_room_rule(problem, config, device) == Rule::kNone;
 }
 
 std::string legality_reason(const Problem& problem, const Config& config, const Device& device) {

@@ -40,6 +40,14 @@ inline constexpr int64_t align_up(int64_t value, int64_t alignment) {
     return (value + alignment - 1) / alignment * alignment;
 }
 
+// Rounded up, of values >= 0 and divisors > 0. Selection divides a thousand times. Nearly all operands fit 32 bits,
+// where division is several times faster.
+inline constexpr int64_t ceil_div(int64_t value, int64_t divisor) {
+    const uint64_t sum = uint64_t(value + divisor - 1);
+    if (sum >> 32 == 0) return uint32_t(sum) / uint32_t(divisor);
+    return int64_t(sum / uint64_t(divisor));
+}
+
 inline constexpr int element_bytes(Op op) { return is_fp8(op) ? 1 : 2; }
 inline constexpr int stage_k(Op op) { return kStageKBytes / element_bytes(op); }  // the only legal block_k
 inline constexpr int64_t count_steps(int64_t k, Op op) { return (k + stage_k(op) - 1) / stage_k(op); }
@@ -86,7 +94,7 @@ inline constexpr int32_t group_alignment(const Problem& problem) {
 // Whether the rows of a config's tile always belong to one group: groups start where tiles do. The tiles of a pair may
 // be of two groups.
 inline constexpr bool fits_alignment(int32_t alignment, const Config& config) {
-    return alignment % config.block_m == 0;
+    return alignment == 0 || alignment % config.block_m == 0;  // most problems need no division
 }
 
 // Whether every column of the MMA has a scale of its own.
@@ -121,6 +129,10 @@ inline bool has_two_scales(const Problem& problem, const Config& config) {
 }
 
 bool is_legal(const Problem& problem, const Config& config, const Device& device);
+
+// The same for a config of a product that is legal without its knobs of the main loop: only the rules that ask for
+// them.
+bool is_legal_with_knobs(const Problem& problem, const Config& config, const Device& device);
 
 // Empty when legal, else one sentence with the value, the rule and the remedy.
 std::string legality_reason(const Problem& problem, const Config& config, const Device& device);

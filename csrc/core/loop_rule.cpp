@@ -21,11 +21,6 @@ constexpr int64_t kMinHalfAddSteps = 20;      // BF16
 constexpr int64_t kMinWideAddSteps = 16;      // FP8 tiles wider than the next; with fewer they lose 6 to 28 %
 constexpr int kReduceAddColumns = 128;        // 2 to 5 % won
 
-int64_t steps_of_tile(const Problem& problem, const Config& config) {
-    const int64_t steps = count_steps(extent_of(problem).k, problem.op);
-    return (steps + config.split_k - 1) / config.split_k;
-}
-
 bool has_two_warpgroups(const Config& config) { return math_warpgroups(config) == 2 && config.swap_ab == 0; }
 
 bool is_dense(const Problem& problem) { return !op_kind(problem.op).is_grouped(); }
@@ -149,21 +144,16 @@ bool pays_reduce_add(const Problem& problem, const Config& config, int64_t steps
     return (config.block_n == 136 || config.block_n == 152) && steps >= kMinWideAddSteps;
 }
 
-}  // namespace
-
-bool pays_vector_loop(const Problem& problem, int64_t steps) {
-    const int64_t least = problem.d_dtype == DDtype::kFp32 ? kMinVectorSteps : kMinHalfVectorSteps;
-    return problem.recipe == Recipe::k1d1d && steps >= least;
-}
-
-Config with_loop_knobs(const Problem& problem, const Config& config, const Device& device) {
+template <typename IsLegal>
+Config add_knobs(const Problem& problem, const Config& config, int64_t k_steps, IsLegal&& is_legal_config) {
     if (is_logits(problem)) return config;
-    const int64_t steps = steps_of_tile(problem, config);
+    const int64_t steps = ceil_div(k_steps, config.split_k);
     Config best = config;
     const auto add = [&](int32_t Config::* knob, bool pays) {
+        if (!pays) return;
         Config with = best;
         with.*knob = 1;
-        if (pays && is_legal(problem, with, device)) best = with;
+        if (is_legal_config(with)) best = with;
     };
     if (is_fp8(problem.op)) {
         add(&Config::loop, pays_loop(problem, config, steps));
@@ -172,6 +162,23 @@ Config with_loop_knobs(const Problem& problem, const Config& config, const Devic
     }
     add(&Config::reduce_add, pays_reduce_add(problem, config, steps));
     return best;
+}
+
+}  // namespace
+
+bool pays_vector_loop(const Problem& problem, int64_t steps) {
+    const int64_t least = problem.d_dtype == DDtype::kFp32 ? kMinVectorSteps : kMinHalfVectorSteps;
+    return problem.recipe == Recipe::k1d1d && steps >= least;
+}
+
+Config with_loop_knobs(const Problem& problem, const Config& config, const Device& device) {
+    const int64_t k_steps = count_steps(extent_of(problem).k, problem.op);
+    return add_knobs(problem, config, k_steps, [&](const Config& with) { return is_legal(problem, with, device); });
+}
+
+Config with_loop_knobs_of_tile(const Problem& problem, const Config& tile, const Device& device, int64_t k_steps) {
+    return add_knobs(problem, tile, k_steps,
+                     [&](const Config& with) { return is_legal_with_knobs(problem, with, device); });
 }
 
 }  // namespace deep_gemm

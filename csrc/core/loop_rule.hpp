@@ -13,6 +13,9 @@ namespace deep_gemm {
 // has already stay.
 Config with_loop_knobs(const Problem& problem, const Config& config, const Device& device);
 
+// The same for a tile that is legal on `device`; `k_steps`: of the whole K of a group.
+Config with_loop_knobs_of_tile(const Problem& problem, const Config& tile, const Device& device, int64_t k_steps);
+
 // Whether tiles of 128 rows, of the columns below, get the unrolled loop where columns have scales of their own: so
 // large a gain that the tile is chosen by it.
 bool pays_vector_loop(const Problem& problem, int64_t steps);
@@ -22,6 +25,12 @@ inline constexpr int kMinVectorLoopColumns = 96, kMaxVectorLoopColumns = 152;
 inline Config without_loop_knobs(Config config) {
     for (const LoopKnob& knob : kLoopKnobs) config.*knob.member = 0;
     return config;
+}
+
+// Whether two configs are the same without these knobs.
+inline bool has_same_tile(const Config& a, const Config& b) {
+    return a.block_m == b.block_m && a.block_n == b.block_n && a.block_k == b.block_k && a.num_stages == b.num_stages &&
+           a.cluster_m == b.cluster_m && a.cluster_n == b.cluster_n && a.split_k == b.split_k && a.swap_ab == b.swap_ab;
 }
 
 }  // namespace deep_gemm

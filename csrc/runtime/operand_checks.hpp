@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "core/error.hpp"
+#include "core/legality.hpp"
 #include "core/problem.hpp"
 #include "runtime/tensor_view.hpp"
 
@@ -23,8 +24,6 @@ struct Dim {
     const char* name;
     int64_t size;
 };
-
-inline constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // What the checks below throw; out of line, so that operands that pass pay nothing for it.
 [[noreturn]] void fail_device(const Operand& operand, const Operand& first);

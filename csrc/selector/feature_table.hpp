@@ -15,6 +15,7 @@ class FeatureTable {
     explicit FeatureTable(size_t num_features) : columns_(num_features) {}
 
     size_t num_features() const { return columns_.size(); }
+    // The features of a row lie kMostLanes numbers apart.
     float& at(size_t feature, size_t row) { return columns_[feature].rows[row]; }
     float at(size_t feature, size_t row) const { return columns_[feature].rows[row]; }
     void fill(size_t feature, float value) { std::fill_n(columns_[feature].rows, kRows, value); }

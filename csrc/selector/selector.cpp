@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "core/config_features.hpp"
 #include "core/heuristic.hpp"
 #include "core/legality.hpp"
+#include "selector/lanes.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -35,17 +37,22 @@ std::string name_feature(const OpModel& model, size_t index) {
     return config_feature_names()[index];
 }
 
-// Which rows' features all lie in the hull: 1, else 0.
+// Which rows' features all lie in the hull: all bits, else 0.
 using Flags = std::array<uint32_t, FeatureTable::kRows>;
 Flags find_inside(const OpModel& model, const FeatureTable& table) {
-    Flags inside;
-    inside.fill(1);
+    constexpr size_t kLanes = 4;
+    Lanes<kLanes>::Bits inside[FeatureTable::kRows / kLanes];
+    std::memset(inside, 0xff, sizeof inside);
     for (size_t feature = 0; feature < table.num_features(); ++feature) {
         const float *rows = table.rows(feature), low = model.hull_min[feature], high = model.hull_max[feature];
-        for (size_t row = 0; row < FeatureTable::kRows; ++row)
-            inside[row] &= uint32_t(rows[row] >= low) & uint32_t(rows[row] <= high);
+#pragma GCC unroll 3
+        for (size_t i = 0; i < std::size(inside); ++i) {
+            Lanes<kLanes>::Floats values;
+            std::memcpy(&values, rows + i * kLanes, sizeof values);
+            inside[i] &= Lanes<kLanes>::Bits(values >= low) & Lanes<kLanes>::Bits(values <= high);
+        }
     }
-    return inside;
+    return std::bit_cast<Flags>(inside);
 }
 
 // The name of the first feature of row 0 outside.
@@ -186,11 +193,8 @@ Choice Selector::ask_trees(const OpModel& model, const Problem& problem, const D
     ConfigFeatures features(problem, estimator, find_feature_pick(shortlist));
     FeatureTable table(kNumConfigRow);
     for (size_t i = 0; i < kNumSharedFeatures; ++i) table.fill(i, float(features.shared()[i]));
-    for (size_t row = 0; row < shortlist.size(); ++row) {
-        double own[kNumOwnFeatures];
-        features.write_own(shortlist[row].config, shortlist[row].facts, own);
-        for (size_t i = 0; i < kNumOwnFeatures; ++i) table.at(kNumSharedFeatures + i, row) = float(own[i]);
-    }
+    for (size_t row = 0; row < shortlist.size(); ++row)
+        features.write_own(shortlist[row], &table.at(kNumSharedFeatures, row), FeatureTable::kMostLanes);
     Decision decision = decide(model, table, shortlist.size(),
                                [&](size_t i) { return !model.is_banned(problem, shortlist[i].config); });
     Choice choice{.config = shortlist[decision.best].config,
