@@ -18,7 +18,7 @@ from deep_gemm.artifact import (
     refuse,
 )
 from deep_gemm.errors import ArgumentError, ProblemError
-from deep_gemm.older_kernels import find_serving
+from deep_gemm.older_kernels import SERVED, find_serving
 
 _NUM_CONFIG_FIELDS = len(_C.CONFIG_FIELDS)
 
@@ -50,6 +50,10 @@ class Selector(_C.Selector):
             has_own_heuristic=metadata["heuristic_version"] == _C.heuristic_version(metadata["sku"]),
         )
         self._metadata = metadata
+        #: Hashes that stand for themselves, whatever the op kind: nearly all that a new choice comes with.
+        self._plain_hashes = {members["kernel_hash"] for members in metadata["ops"].values()} - {
+            current for current, *_ in SERVED.values()
+        }
 
     @property
     def metadata(self) -> dict:
@@ -73,7 +77,8 @@ class Selector(_C.Selector):
         """
         if mode not in ("auto", "model"):
             raise ArgumentError(f"mode = {mode!r}: must be 'auto' or 'model'")
-        kernel_hash = self._find_serving(problem.op, kernel_hash)
+        if kernel_hash not in self._plain_hashes:
+            kernel_hash = self._find_serving(problem.op, kernel_hash)
         choice = self.choose_config(problem, device, kernel_hash, exact_key(problem) if mode == "auto" else None)
         if mode == "model" or choice.source == "exact" or not problem.batch_invariant:
             return choice

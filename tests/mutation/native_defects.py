@@ -88,6 +88,7 @@ NATIVE_DEFECTS: Defects = {
     ("csrc/selector/forest.cpp", "tests/cpu/selector/test_selector.py"): [
         ("__builtin_ctz(leaves[i][row])", "__builtin_ctz(leaves[i][row & 7])"),
         ("values <= node->threshold", "values < node->threshold"),
+        ("above, leaves, _mm512_set1", "above, _mm512_set1_epi32(-1), _mm512_set1"),  # on a host with AVX-512
     ],
     (
         "csrc/runtime/family_mqa_logits.cpp",
@@ -115,8 +116,8 @@ NATIVE_DEFECTS: Defects = {
         ("waves / std::ceil(waves)", "waves / std::floor(waves + 1.0)"),
         ("double(std::max<int64_t>(value, 1))", "double(value + 1)"),
         ("double(problem.n % kMaxAlignment)", "double(problem.n % 128)"),
-        ("kLn2 * portable_log2(terms.total_us / pick_us_)", "portable_log2(terms.total_us / pick_us_)"),
-        ("rated_ != tile) rate(", "!rated_ || rated_->block_m != tile.block_m) rate("),
+        ("kLn2 * portable_log2(time_us / pick_us_)", "portable_log2(time_us / pick_us_)"),
+        ("!has_same_tile(*rated_, config)", "rated_->block_m != config.block_m"),
     ],
     ("csrc/runtime/scale_copy.cpp", "tests/cpu/runtime/test_scale_copies.py"): [
         ("call.expected_m ? round_expected_m(*call.expected_m, sizes.m)", "call.expected_m ? *call.expected_m"),

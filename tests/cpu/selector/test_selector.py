@@ -96,7 +96,9 @@ def test_thresholds_between_two_floats_compare_as_doubles():
         (-1e300, False),
     ):
         for score, is_found in ((1.0, goes_left), (2.0, not goes_left)):
-            assert one_split_selector(threshold, value, score).replay_golden() == (0 if is_found else 1)
+            selector = one_split_selector(threshold, value, score)
+            for lanes in (4, 8, 16):
+                assert selector.replay_golden(lanes) == (0 if is_found else 1)
 
 
 def one_split_selector(threshold: float, value: float, score: float):
