@@ -37,9 +37,9 @@ def evaluate(
         1, min=1, max=20, help="Seeds of the trees; the statistics are over all of them, and the time grows as well."
     ),
     nested: bool = typer.Option(
-        False, help="Let every fold choose the settings of its trees by itself, too; takes four times as long."
+        False, help="Let every fold choose the settings of its trees by itself, too; takes as long as three more seeds."
     ),
-    jobs: int = typer.Option(-1, help="Threads; -1: one per core."),
+    jobs: int = typer.Option(-1, help="Processes; -1: one per core."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Score the selector on problems that it did not see.

@@ -42,7 +42,7 @@ def run(
     num_seeds: int = 1,
     is_nested: bool = False,
 ) -> Validated:
-    """Validate the recipe of a trained selector, with `num_seeds` seeds; `is_nested`: see validate.run_fold.
+    """Validate the recipe of a trained selector, with `num_seeds` seeds; `is_nested`: see validate.run_seeds.
 
     Statistics are over all seeds; single folds, choices and worst problems are those of the selector's own.
     """

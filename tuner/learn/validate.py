@@ -129,19 +129,13 @@ def find_training(data: Dataset, fold: Fold) -> np.ndarray:
     return hold_out(data.problems, fold.held_out).kept if fold.split == "family" else ~fold.held_out
 
 
-def run_fold(
-    data: Dataset, fold: Fold, settings: Settings, rows: ConfigRows | None = None, is_nested: bool = False
-) -> FoldResult:
-    """Fit without the held-out problems and choose for them; `rows` are the data's make_config_rows.
-
-    `is_nested`: the other problems choose the settings of the trees, too.
-    """
+def run_fold(data: Dataset, fold: Fold, settings: Settings, rows: ConfigRows | None = None) -> FoldResult:
+    """Fit without the held-out problems and choose for them; `rows` are the data's make_config_rows."""
     train, test = np.flatnonzero(find_training(data, fold)), np.flatnonzero(fold.held_out)
     if len(train) < MIN_TRAINING:
         chosen = dict.fromkeys(METHODS, data.heuristic[test])
         return FoldResult(fold, test, chosen, np.zeros(len(test), bool), [], settings.seed)
     rows = make_config_rows(data) if rows is None else rows
-    settings = choose_settings(data, train, settings, rows) if is_nested else settings
     learned = fit(data, train, settings, rows)
     choices = choose(data, test, learned, rows)
     columns = {
@@ -152,6 +146,21 @@ def run_fold(
     return FoldResult(fold, test, columns, choices.answered, learned.portfolio.columns.tolist(), settings.seed)
 
 
+def run_seeds(
+    data: Dataset, fold: Fold, settings: Settings, num_seeds: int, rows: ConfigRows, is_nested: bool = False
+) -> list[FoldResult]:
+    """Run a fold with `num_seeds` seeds, from the settings' own on.
+
+    `is_nested`: the problems that are not held out choose the settings of the trees, too. They do so once, with trees
+    of the first seed: to choose takes as long as three seeds of everything else.
+    """
+    train = np.flatnonzero(find_training(data, fold))
+    if is_nested and len(train) >= MIN_TRAINING:
+        settings = choose_settings(data, train, settings, rows)
+    seeds = range(settings.seed, settings.seed + num_seeds)
+    return [run_fold(data, fold, replace(settings, seed=seed), rows) for seed in seeds]
+
+
 def validate(
     data: Dataset,
     settings: Settings,
@@ -160,20 +169,21 @@ def validate(
     num_seeds: int = 1,
     is_nested: bool = False,
 ) -> list[FoldResult]:
-    """Run every fold with `num_seeds` seeds from the settings' own on, in threads: scikit-learn and numpy release the
-    interpreter lock.
+    """Run every fold with `num_seeds` seeds from the settings' own on; the results are ordered by seed, then by fold.
 
-    The seeds after the first skip folds without a problem that was measured over its whole space: no statistic needs
-    them. `is_nested`: see run_fold.
+    A fold runs in a process of its own: fits of a few thousand rows hold the interpreter lock most of the time. Folds
+    without a problem that was measured over its whole space have one seed: no statistic needs more. `is_nested`: see
+    run_seeds.
     """
     folds, rows = make_folds(data), make_config_rows(data)
-    scored = [fold for fold in folds if data.full_space[fold.held_out].any()]
-    seeded = [replace(settings, seed=settings.seed + index) for index in range(num_seeds)]
-    runs = [(fold, each) for each in seeded for fold in (folds if each is seeded[0] else scored)]
-    results = Parallel(n_jobs=jobs, prefer="threads", return_as="generator")(
-        delayed(run_fold)(data, fold, each, rows, is_nested) for fold, each in runs
+    results = Parallel(n_jobs=jobs, return_as="generator")(
+        delayed(run_seeds)(
+            data, fold, settings, num_seeds if data.full_space[fold.held_out].any() else 1, rows, is_nested
+        )
+        for fold in folds
     )
-    return list(progress(results, len(runs)))
+    found = [result for part in progress(results, len(folds)) for result in part]
+    return sorted(found, key=lambda result: result.seed)
 
 
 def out_of_fold(data: Dataset, results: list[FoldResult]) -> list[dict]:

@@ -129,8 +129,12 @@ def test_settings_are_chosen_by_what_is_not_held_out(data, monkeypatch):
     chosen = learner.choose_settings(data, train, SETTINGS, rows)
     assert (chosen.trees, chosen.leaves, chosen.min_leaf) == (128, 8, 0) and chosen.sizes == SETTINGS.sizes
     assert len(asked) == len(learner.CANDIDATES) and all(problems <= set(train.tolist()) for *_, problems in asked)
-    result = validate.run_fold(data, fold, SETTINGS, rows, is_nested=True)
-    assert result.seed == SETTINGS.seed and asked[-1][:2] == (128, 8), "the guards are of the chosen trees"
+    asked.clear()
+    results = validate.run_seeds(data, fold, SETTINGS, 2, rows, is_nested=True)
+    assert [result.seed for result in results] == [SETTINGS.seed, SETTINGS.seed + 1]
+    choosing, guards = asked[: len(learner.CANDIDATES)], asked[len(learner.CANDIDATES) :]
+    assert all(problems <= set(train.tolist()) for *_, problems in choosing)
+    assert [one[:2] for one in guards] == [(128, 8)] * 2, "one choice for all seeds; the guards are of the chosen trees"
 
 
 def test_masked_problems_of_few_groups_are_scored_apart(data, results, monkeypatch):
@@ -166,7 +170,7 @@ def test_nothing_measured_on_left_out_problems_reaches_the_fit(data, index):
         assert (clean.columns[method] == poisoned.columns[method]).all()
 
 
-def test_threads_change_nothing(data, results):
+def test_processes_change_nothing(data, results):
     again = validate.run_fold(data, results[0].fold, SETTINGS)
     assert again.portfolio == results[0].portfolio and (again.columns["model"] == results[0].columns["model"]).all()
 
@@ -215,7 +219,7 @@ def test_resampled_tails_are_quantiles():
 def test_the_command_leaves_evaluation_choices_and_plot(folder, data, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     plot = tmp_path / "regret.png"
-    assert cli.run(["evaluate", "--training", str(folder.parent), "--plot", str(plot), "--json"]) == 0
+    assert cli.run(["evaluate", "--training", str(folder.parent), "--jobs", "2", "--plot", str(plot), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)["fp8_gemm"]
     document = json.loads((folder / train.EVALUATION).read_text())
     assert Evaluation.from_json(document).to_json() == document == {name: report[name] for name in document}
