@@ -1,15 +1,23 @@
 """Fit the heuristic's rates to recorded times by CMA-ES, and score fits on families of weights that they did not see.
 
-    python -m benchmarks.fit_rates                        # the recorded snapshot; no GPU, about ten minutes
+    python -m benchmarks.fit_rates                        # the recorded snapshot; no GPU, a few minutes
     python -m benchmarks.fit_rates --db tuning.db --folds 0 --write rates.json
+    python -m benchmarks.fit_rates --device h100 --whole --folds 10 --problems 200 --generations 300 --record
 
 What is minimised is the soft regret: the mean over problems of what is lost on the best measured config when a config
 is drawn with a probability that falls with its estimate. It changes smoothly with the rates, unlike the regret of the
 pick. Ranks alone would let a rate leave all that a GPU can do, so that estimates must be near the times, too. Rates
 move as logarithms, near their present values; those that no problem tells apart stay there.
 
-The present rates know the problems of every fold. So each fit of a fold starts from rates that were multiplied by
-random factors (`--blur`). A search of 24 rates that starts anywhere is itself poor, so the factors are small.
+A fold leaves out whole families of weights, and what is near them (tuner/learn/families.py), of all op kinds at once,
+since they share rates. The present rates know the problems of every fold. So each fit of a fold starts from rates that
+were multiplied by random factors (`--blur`). A search of 24 rates that starts anywhere is itself poor, so the factors
+are small.
+
+--record stores the scores of the folds, from which targets S3 and S3_grouped follow (selector.py). Result: {"meta":
+identity, options; "ops": {op kind: {"meta": of which rows; "problems", "present", "blurred", "refitted": mean, p95 and
+max of regret}}; "folds": [{"held_out", "kept", "seen": problems; "blurred", "refitted": rates}]}. As in evaluation.json
+a mean is geometric, and neither problems that lack part of the space nor masked ones of few groups count.
 """
 
 import argparse
@@ -21,11 +29,18 @@ from typing import NamedTuple
 
 import cmaes
 import numpy as np
+from joblib import Parallel, delayed
 
 from deep_gemm import _C
 from deep_gemm.fields import OP_KINDS
 from tuner.learn.dataset import UNMEASURED, Dataset, load_dataset
+from tuner.learn.evaluate import find_few
+from tuner.learn.families import Split, find_families, split_families
 from tuner.learn.sources import find_device, find_ops, open_database
+
+from .selector import RATES
+from .speedup import rounded
+from .stamp import results_of, write_json
 
 #: Slower configs count as this slow (log time): a fit must not spend itself on how slow a slow config is.
 SLOWEST = 0.5
@@ -44,15 +59,27 @@ FIRST_STEP = 0.1
 
 class Entry(NamedTuple):
     """One problem: its measured candidates, and log(time / best time) of each, F64[N], in the same order; the time of
-    the best of them in microseconds, NaN where it is not known.
+    the best of them in microseconds, NaN where it is not known; whether a record counts it.
     """
 
     op: str
-    family: int
     problem: _C.Problem
     tiles: list[_C.Config]
     behind: np.ndarray
     best_us: float
+    is_counted: bool = True
+
+
+class Fold(NamedTuple):
+    """One fold: which entries are held out and which are kept, the rates before and after the fit, how many problems
+    the fit saw, and the regrets of the held-out entries by what chose.
+    """
+
+    split: Split
+    blurred: dict[str, float]
+    refitted: dict[str, float]
+    seen: int
+    regrets: dict[str, np.ndarray]
 
 
 def list_entries(data: Dataset, is_whole: bool = False) -> list[Entry]:
@@ -63,9 +90,10 @@ def list_entries(data: Dataset, is_whole: bool = False) -> list[Entry]:
     choosing it.
     """
     columns = {config: column for column, config in enumerate(data.configs)}
+    is_counted = data.full_space & ~find_few(data)
     entries = []
     for row, problem in enumerate(data.problems):
-        tiles, behind = [], []
+        tiles, found = [], []
         candidates = _C.get_candidates(problem, data.device)
         for tile in candidates:
             configs = (_C.with_loop_knobs(problem, tile, data.device), tile)
@@ -73,12 +101,12 @@ def list_entries(data: Dataset, is_whole: bool = False) -> list[Entry]:
             column = next((column for column in known if data.state[row, column] != UNMEASURED), None)
             if column is not None:
                 tiles.append(tile)
-                behind.append(data.regret_log(np.array([row]), np.array([column]))[0])
+                found.append(data.regret_log(np.array([row]), np.array([column]))[0])
         if len(tiles) > 1 and (len(tiles) == len(candidates) or not is_whole):
-            slow = np.minimum(np.array(behind), SLOWEST)
+            behind = np.array(found)
             # The best tile's: the best of all configs may be none that the heuristic makes of a tile.
-            best_us = float(data.heuristic_us[row] * np.exp(data.log_ratio[row, data.oracle[row]] + min(behind)))
-            entries.append(Entry(data.identity.op, int(data.families[row]), problem, tiles, slow, best_us))
+            best_us = float(data.heuristic_us[row] * np.exp(data.log_ratio[row, data.oracle[row]] + behind.min()))
+            entries.append(Entry(data.identity.op, problem, tiles, behind, best_us, bool(is_counted[row])))
     return entries
 
 
@@ -87,6 +115,7 @@ class Scorer:
 
     def __init__(self, entries: Sequence[Entry], device: _C.Device):
         self.entries, self.device = entries, device
+        self.costs = [np.minimum(entry.behind, SLOWEST) for entry in entries]
         self.ops = sorted({entry.op for entry in entries})
 
     def estimate(self, entry: Entry, rates: dict[str, float]) -> np.ndarray:
@@ -96,11 +125,11 @@ class Scorer:
     def cost(self, rates: dict[str, float]) -> float:
         """Return the mean over op kinds of the expected log time behind the best, and of what wrong times cost."""
         found: dict[str, list[float]] = {op: [] for op in self.ops}
-        for entry in self.entries:
+        for entry, costs in zip(self.entries, self.costs, strict=True):
             estimate = self.estimate(entry, rates)
             share = np.exp((estimate.min() - estimate) / TEMPERATURE)
             off = estimate[entry.behind.argmin()] - np.log(entry.best_us)
-            lost = float(share @ entry.behind / share.sum())
+            lost = float(share @ costs / share.sum())
             found[entry.op].append(lost + ABSOLUTE * (0.0 if np.isnan(off) else float(off) ** 2))
         return float(np.mean([np.mean(values) for values in found.values()]))
 
@@ -109,12 +138,20 @@ class Scorer:
         off = [self.estimate(entry, rates)[entry.behind.argmin()] - np.log(entry.best_us) for entry in self.entries]
         return float(np.expm1(np.nanmedian(np.abs(off))))
 
-    def regrets(self, rates: dict[str, float]) -> dict[str, list[float]]:
-        """Return, by op kind, how much slower than the best each problem's pick is: 0.02 is 2 %."""
-        found: dict[str, list[float]] = {op: [] for op in self.ops}
-        for entry in self.entries:
-            found[entry.op].append(float(np.expm1(entry.behind[self.estimate(entry, rates).argmin()])))
-        return found
+    def regrets(self, rates: dict[str, float]) -> np.ndarray:
+        """Return how much slower than the best each entry's pick is, F64[N]: 0.02 is 2 %."""
+        picks = [entry.behind[self.estimate(entry, rates).argmin()] for entry in self.entries]
+        return np.expm1(np.array(picks))
+
+    def regrets_by_op(self, rates: dict[str, float]) -> dict[str, np.ndarray]:
+        """Return the same by op kind."""
+        return group_by_op(self.entries, self.regrets(rates))
+
+
+def group_by_op(entries: Sequence[Entry], values: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the values of entries by op kind."""
+    of_entry = np.array([entry.op for entry in entries])
+    return {op: values[of_entry == op] for op in sorted(set(of_entry.tolist()))}
 
 
 def find_rates(scorer: Scorer, start: dict[str, float]) -> list[str]:
@@ -168,40 +205,42 @@ def thin(entries: Sequence[Entry], most: int) -> list[Entry]:
     return kept
 
 
-def split_families(entries: Sequence[Entry], folds: int) -> list[int]:
-    """Return the fold of every entry. A family of weights of an op kind is in one fold; the largest are dealt first."""
-    sizes: dict[tuple[str, int], int] = {}
-    for entry in entries:
-        sizes[entry.op, entry.family] = sizes.get((entry.op, entry.family), 0) + 1
-    loads, of_family = [0] * folds, {}
-    for key in sorted(sizes, key=lambda one: (-sizes[one], one)):
-        of_family[key] = loads.index(min(loads))
-        loads[of_family[key]] += sizes[key]
-    return [of_family[entry.op, entry.family] for entry in entries]
-
-
 def get_start(device: _C.Device, args: argparse.Namespace) -> dict[str, float]:
     """Return the rates that a fit starts from."""
     return _C.heuristic_constants(_C.Device.known(args.start).sku if args.start else device.sku)
 
 
-def score_folds(entries: Sequence[Entry], device: _C.Device, args: argparse.Namespace) -> dict[str, dict]:
-    """Return, by name of what chose, the regrets by op kind over all folds: `present`, `blurred` and `refitted`."""
-    present, fold_of = get_start(device, args), split_families(entries, args.folds)
-    scores: dict[str, dict[str, list[float]]] = {"present": {}, "blurred": {}, "refitted": {}}
-    for fold in range(args.folds):
-        seen = [entry for entry, own in zip(entries, fold_of, strict=True) if own != fold]
-        left_out = Scorer([entry for entry, own in zip(entries, fold_of, strict=True) if own == fold], device)
-        start = blur(present, args.blur, args.seed + fold)
-        rates = fit(Scorer(thin(seen, args.problems), device), start, args.generations, args.seed + fold)
-        for name, tried in (("present", present), ("blurred", start), ("refitted", rates)):
-            for op, values in left_out.regrets(tried).items():
-                scores[name].setdefault(op, []).extend(values)
-    return scores
+def run_fold(entries: Sequence[Entry], device: _C.Device, split: Split, index: int, args: argparse.Namespace) -> Fold:
+    """Fit without the held-out entries and score them."""
+    present = get_start(device, args)
+    start = blur(present, args.blur, args.seed + index)
+    seen = thin([entry for entry, is_kept in zip(entries, split.kept, strict=True) if is_kept], args.problems)
+    rates = fit(Scorer(seen, device), start, args.generations, args.seed + index)
+    left_out = Scorer([entry for entry, is_held in zip(entries, split.held_out, strict=True) if is_held], device)
+    tried = {"present": present, "blurred": start, "refitted": rates}
+    regrets = {name: left_out.regrets(values) for name, values in tried.items()}
+    return Fold(split, start, rates, len(seen), regrets)
 
 
-def format_scores(scores: dict[str, dict[str, list[float]]]) -> str:
-    """Return mean and 95 % quantile of regrets in percent as a table in Markdown."""
+def run_folds(entries: Sequence[Entry], device: _C.Device, args: argparse.Namespace) -> list[Fold]:
+    """Run every fold, each in a process."""
+    problems = [entry.problem for entry in entries]
+    splits = split_families(problems, find_families(problems), args.folds)
+    tasks = (delayed(run_fold)(entries, device, split, index, args) for index, split in enumerate(splits))
+    return Parallel(n_jobs=args.jobs)(tasks)
+
+
+def join_regrets(folds: list[Fold], count: int) -> dict[str, np.ndarray]:
+    """Return, by name of what chose, the regrets of all `count` entries, in their order."""
+    found = {name: np.empty(count) for name in folds[0].regrets}
+    for fold in folds:
+        for name, regrets in fold.regrets.items():
+            found[name][fold.split.held_out] = regrets
+    return found
+
+
+def format_scores(scores: dict[str, dict[str, np.ndarray]]) -> str:
+    """Return mean and 95 % quantile in percent, of regrets by what chose and op kind, as a table in Markdown."""
     lines = [f"| op kind | problems | {' | '.join(scores)} |", f"| --- | --- |{' --- |' * len(scores)}"]
     for op in sorted(next(iter(scores.values()))):
         cells = [f"{np.mean(by[op]):.2%} / {np.quantile(by[op], 0.95):.1%}" for by in scores.values()]
@@ -216,13 +255,71 @@ def format_rates(rates: dict[str, float], present: dict[str, float]) -> str:
     return "\n".join(f"{name:22s} {present[name]:10.4g} -> {rates[name]:10.4g}" for name in changed)
 
 
-def load_entries(args: argparse.Namespace) -> tuple[list[Entry], _C.Device]:
-    """Return the problems of the op kinds asked for, and the device. Logits have an estimate without rates."""
+class Recording(NamedTuple):
+    """What is fitted to: the problems, the device, and by op kind which rows of a database they are of."""
+
+    entries: list[Entry]
+    device: _C.Device
+    sources: dict[str, dict]
+
+
+def load_recording(args: argparse.Namespace) -> Recording:
+    """Return the problems of the op kinds asked for. Logits have an estimate without rates."""
     with open_database(args.db) as store:
         device = find_device(store, args.device)
         wanted = args.ops.split(",") if args.ops else find_ops(store, device.sku, "")
         tables = [load_dataset(store, device.sku, op=op) for op in wanted if not OP_KINDS[op].is_logits]
-    return [entry for table in tables for entry in list_entries(table, args.whole)], device
+    entries = [entry for table in tables for entry in list_entries(table, args.whole)]
+    return Recording(entries, device, {table.identity.op: describe_source(table) for table in tables})
+
+
+def describe_source(data: Dataset) -> dict:
+    """Return of which rows a table is, in the words of evaluation.json."""
+    identity = data.identity
+    return {
+        "kernel_hash": {identity.op: identity.kernel_hash},
+        "compiler": identity.compiler,
+        "regime": identity.regime,
+        "date": data.newest[:10],
+        "data": {"problems": len(data.problems), "timed": int((data.state != UNMEASURED).sum())},
+    }
+
+
+def make_record(recording: Recording, folds: list[Fold], args: argparse.Namespace) -> dict:
+    """Return the result of --record."""
+    entries, device, sources = recording
+    regrets = join_regrets(folds, len(entries))
+    is_counted = group_by_op(entries, np.array([entry.is_counted for entry in entries]))
+    by_op = {name: group_by_op(entries, values) for name, values in regrets.items()}
+    ops = {
+        op: {"meta": sources[op], "problems": int(counted.sum())}
+        | {name: summarize(values[op][counted]) for name, values in by_op.items()}
+        for op, counted in is_counted.items()
+        if counted.any()
+    }
+    options = {name: getattr(args, name) for name in ("folds", "problems", "generations", "blur", "seed", "whole")}
+    meta = {
+        "sku": device.sku,
+        "kernel_hash": {op: value for op in ops for value in sources[op]["kernel_hash"].values()},
+        "heuristic_version": _C.heuristic_version(device.sku),
+        "date": max(sources[op]["date"] for op in ops),
+        "options": options,
+        "complete": True,
+    }
+    return {"meta": meta, "ops": ops, "folds": [describe_fold(fold) for fold in folds]}
+
+
+def summarize(regrets: np.ndarray) -> dict[str, float]:
+    """Return geometric mean, 95 % quantile and maximum of regrets."""
+    mean = np.expm1(np.log1p(regrets).mean())
+    p95 = np.quantile(regrets, 0.95, method="inverted_cdf")
+    return {name: rounded(float(value)) for name, value in (("mean", mean), ("p95", p95), ("max", regrets.max()))}
+
+
+def describe_fold(fold: Fold) -> dict:
+    """Return one fold's counts of problems and rates."""
+    counts = {"held_out": int(fold.split.held_out.sum()), "kept": int(fold.split.kept.sum()), "seen": fold.seen}
+    return counts | {"blurred": fold.blurred, "refitted": fold.refitted}
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -238,28 +335,41 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--whole", action="store_true", help="only problems with every candidate measured")
     parser.add_argument("--start", help="GPU model whose rates are the present ones; that of the rows by default")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=-1, help="processes; -1: one per core")
     parser.add_argument("--write", type=Path, help="fit to --problems of every op kind, and write the rates as JSON")
-    return parser.parse_args(arguments)
+    parser.add_argument("--record", action="store_true", help="store the folds' scores among the GPU model's results")
+    parser.add_argument("--out", type=Path, help="where --record stores them instead")
+    args = parser.parse_args(arguments)
+    if args.record and not (args.folds and args.whole and args.start is None and not args.ops):
+        parser.error("--record: needs folds, --whole, and the GPU model's own rates and every op kind")
+    return args
+
+
+def score_fit(recording: Recording, args: argparse.Namespace) -> None:
+    """Fit to a sample of all families, write the rates, and print what they are worth on all problems."""
+    entries, device, _ = recording
+    present = get_start(device, args)
+    rates = fit(Scorer(thin(entries, args.problems), device), present, args.generations, args.seed)
+    args.write.write_text(json.dumps(rates, indent=1) + "\n", encoding="utf-8")
+    print(format_rates(rates, present))
+    whole, tried = Scorer(entries, device), {"present": present, "fitted to a sample of these": rates}
+    print(format_scores({name: whole.regrets_by_op(values) for name, values in tried.items()}))
+    print("estimates are off by", ", ".join(f"{whole.error(values):.1%} ({name})" for name, values in tried.items()))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Score and fit as asked. Returns 0."""
     args = parse(arguments)
-    entries, device = load_entries(args)
+    recording = load_recording(args)
     if args.folds:
-        print(format_scores(score_folds(entries, device, args)), flush=True)
+        folds = run_folds(recording.entries, recording.device, args)
+        joined = join_regrets(folds, len(recording.entries))
+        print(format_scores({name: group_by_op(recording.entries, each) for name, each in joined.items()}), flush=True)
+        if args.record:
+            out = args.out or results_of(recording.device.sku) / RATES
+            write_json(out, make_record(recording, folds, args))
     if args.write:
-        scorer = Scorer(thin(entries, args.problems), device)
-        present = get_start(device, args)
-        rates = fit(scorer, present, args.generations, args.seed)
-        args.write.write_text(json.dumps(rates, indent=1) + "\n", encoding="utf-8")
-        print(format_rates(rates, present))
-        whole = Scorer(entries, device)
-        tried = {"present": present, "fitted to a sample of these": rates}
-        print(format_scores({name: whole.regrets(values) for name, values in tried.items()}))
-        print(
-            "estimates are off by", ", ".join(f"{whole.error(values):.1%} ({name})" for name, values in tried.items())
-        )
+        score_fit(recording, args)
     return 0
 
 

@@ -12,6 +12,7 @@ and the tree would choose otherwise (today.py).
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from deep_gemm.fields import OP_KINDS
@@ -24,6 +25,9 @@ from .speedup import geometric_mean, is_beside_upstream, rounded
 from .stamp import RECORDS, RESULTS, read_json, write_json
 
 Entry = dict
+#: Targets that follow from a second result file, too. Where it is there and finished, the target's function takes its
+#: content after the first's.
+BESIDE = dict.fromkeys(("S3", "S3_grouped"), selector.RATES)
 #: Targets that say something of one selector's choices.
 OF_SELECTOR = ("Q2",)
 #: Targets whose peer is DeepGEMM. Its recorded times are of the GPU model of RESULTS: other models have such an entry
@@ -191,6 +195,10 @@ UPSTREAM = "upstream DeepGEMM main 54e2261 (benchmarks/data/dense_fp8.json), thr
 UPSTREAM_WGRAD = "upstream DeepGEMM main 54e2261 (benchmarks/data/wgrad_fp8.json), the plain ratio"
 UPSTREAM_GROUPED = "upstream DeepGEMM main 54e2261 (benchmarks/data/{}), the plain ratio; cuBLASLt has no such product"
 HEURISTIC = "upstream's heuristic, 10.6 % mean and 26 % worst over 11 problems of its own space"
+OWN_HEURISTIC = "the analytic heuristic"
+S1_LIMITS = "mean <= 0.015, p95 <= 0.06, answered >= 0.70, nested, 5 seeds"
+S2_LIMITS = "removes >= 0.60 of its regret, worst against it <= 0.05"
+S3_LIMITS = "mean <= 0.03 with rates fitted without these problems"
 #: Result file and the script that writes it.
 DENSE = ("dense_fp8.json", "benchmarks/dense_fp8.py")
 RANDOM = ("random_fp8.json", "benchmarks/random_fp8.py")
@@ -275,32 +283,12 @@ TARGETS: dict[str, tuple[str, str, str, str, Callable]] = {
     "P13": (*HOST, "upstream 3.5 s, which compiles", "no compile, selection <= 10 us", make_p13),
     "P15": (*PLAIN, "torch's copy of the same run", "each >= 0.85", make_p15),
     "P16": (*HOST_OPS, "none", "casts and layouts <= 5 us, others <= 6 us", make_p16),
-    "S1": (*SELECTOR, HEURISTIC, "mean <= 0.015, p95 <= 0.06, answered >= 0.70, nested, 5 seeds", selector.make_s1),
-    "S2": (
-        *SELECTOR,
-        "the analytic heuristic",
-        "removes >= 0.60 of its regret, worst against it <= 0.05",
-        selector.make_s2,
-    ),
-    "S3": (*SELECTOR, HEURISTIC, "mean <= 0.03 with rates fitted without these problems", selector.make_s3),
-    "S1_grouped": (
-        *SELECTOR,
-        "none",
-        "mean <= 0.015, p95 <= 0.06, answered >= 0.70, nested, 5 seeds",
-        lambda result: selector.make_s1(result, True),
-    ),
-    "S2_grouped": (
-        *SELECTOR,
-        "the analytic heuristic",
-        "removes >= 0.60 of its regret, worst against it <= 0.05",
-        lambda result: selector.make_s2(result, True),
-    ),
-    "S3_grouped": (
-        *SELECTOR,
-        "none",
-        "mean <= 0.03 with rates fitted without these problems",
-        lambda result: selector.make_s3(result, True),
-    ),
+    "S1": (*SELECTOR, HEURISTIC, S1_LIMITS, selector.make_s1),
+    "S2": (*SELECTOR, OWN_HEURISTIC, S2_LIMITS, selector.make_s2),
+    "S3": (*SELECTOR, HEURISTIC, S3_LIMITS, selector.make_s3),
+    "S1_grouped": (*SELECTOR, "none", S1_LIMITS, partial(selector.make_s1, is_grouped=True)),
+    "S2_grouped": (*SELECTOR, OWN_HEURISTIC, S2_LIMITS, partial(selector.make_s2, is_grouped=True)),
+    "S3_grouped": (*SELECTOR, "none", S3_LIMITS, partial(selector.make_s3, is_grouped=True)),
     "S4": (*HOST, "upstream recomputes on every call", "seen problem <= 0.3 us, new problem <= 10 us", make_s4),
     "R1": (
         *RANDOM,
@@ -326,7 +314,7 @@ def make_entry(name: str, folder: Path) -> Entry | None:
     meta = result.get("meta", result)  # the record of the GPU suite is its own
     if not meta.get("complete", True):
         return None
-    entry = derive(result)
+    entry = derive(result, *read_beside(name, folder))
     if entry is None:
         return None
     reason = stale.get_reason(path, meta) or (
@@ -339,6 +327,13 @@ def make_entry(name: str, folder: Path) -> Entry | None:
         **entry, "target": target, "met": is_met, "peer": peer, "script": script, "result": file,
         "kernel_hash": meta["kernel_hash"], "date": meta["date"], "stale": reason,
     }  # fmt: skip
+
+
+def read_beside(name: str, folder: Path) -> list[dict]:
+    """Return the content of the second result file of a target, none where it has none or that is unfinished."""
+    path = folder / BESIDE.get(name, "")
+    content = read_json(path) if path.is_file() else {}
+    return [content] if content.get("meta", {}).get("complete") else []
 
 
 def make_summary(folder: Path = RESULTS) -> dict[str, Entry]:

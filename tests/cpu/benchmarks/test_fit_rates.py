@@ -1,4 +1,6 @@
-"""Fitting the heuristic's rates: it finds rates that a recording was made with, and scores on families it left out."""
+"""Fitting the heuristic's rates: it finds rates that a recording was made with, and scores on weights that it never
+saw; what S3 makes of the record.
+"""
 
 import re
 from pathlib import Path
@@ -7,9 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import fit_rates
+from benchmarks import fit_rates, selector, stale, summary
+from benchmarks.stamp import read_json, write_json
 from deep_gemm import _C
 from tests.fakes.databases import DEVICE
+from tuner.learn.families import find_families, find_near, split_families
 
 PRESENT = _C.heuristic_constants()
 #: Rates of a made-up GPU on which stores and steps cost other than on an H200.
@@ -20,19 +24,29 @@ SIZES = [(m, n, k) for m in (48, 300, 1500) for n, k in ((2112, 7168), (4096, 15
 def make_entries(op: str = "fp8_gemm") -> list[fit_rates.Entry]:
     """Return problems whose times are those that the estimate gives with TRUE."""
     entries = []
-    for number, size in enumerate(SIZES):
+    for size in SIZES:
         problem = _C.Problem(op, *size)
         tiles = _C.get_candidates(problem, DEVICE)
         times = np.log(_C.estimate_times_us(problem, tiles, DEVICE, TRUE))
-        behind = np.minimum(times - times.min(), fit_rates.SLOWEST)
-        entries.append(fit_rates.Entry(op, number % 4, problem, tiles, behind, float(np.exp(times.min()))))
+        entries.append(fit_rates.Entry(op, problem, tiles, times - times.min(), float(np.exp(times.min()))))
     return entries
+
+
+def make_source(op: str) -> dict:
+    """Return of which rows a recording of these problems is."""
+    source = {"compiler": "nvrtc", "regime": "cold", "date": "2026-01-03", "data": {"problems": 12, "timed": 400}}
+    return source | {"kernel_hash": {op: stale.current_kernel_hash(op)}}
+
+
+def make_recording(*ops: str) -> fit_rates.Recording:
+    """Return such problems of some op kinds as a recording."""
+    entries = [entry for op in ops for entry in make_entries(op)]
+    return fit_rates.Recording(entries, DEVICE, {op: make_source(op) for op in ops})
 
 
 def mean_regret(entries: list[fit_rates.Entry], rates: dict[str, float]) -> float:
     """Return the mean regret of the picks of some rates."""
-    (values,) = fit_rates.Scorer(entries, DEVICE).regrets(rates).values()
-    return float(np.mean(values))
+    return float(fit_rates.Scorer(entries, DEVICE).regrets(rates).mean())
 
 
 def test_estimates_of_many_configs_are_those_of_each():
@@ -80,30 +94,127 @@ def test_only_rates_that_an_estimate_depends_on_are_fitted():
     assert "step_slope_128_ns" in dense and "bf16_slope_ns" not in dense
 
 
-def test_a_family_is_in_one_fold():
-    entries = make_entries() + make_entries("bf16_gemm")
-    folds = fit_rates.split_families(entries, 3)
-    assert set(folds) == {0, 1, 2}
-    of_family: dict = {}
-    for entry, fold in zip(entries, folds, strict=True):
-        assert of_family.setdefault((entry.op, entry.family), fold) == fold
+def test_a_fit_sees_no_weight_near_one_that_it_is_scored_on_of_any_op_kind(monkeypatch):
+    entries, seen = make_entries() + make_entries("bf16_gemm"), []
+
+    def fit(scorer, start, generations, seed) -> dict:
+        seen.append([entry.problem for entry in scorer.entries])
+        return start
+
+    monkeypatch.setattr(fit_rates, "fit", fit)
+    folds = fit_rates.run_folds(entries, DEVICE, fit_rates.parse(["--folds", "3", "--jobs", "1"]))
+    held_out = [fold.split.held_out for fold in folds]
+    assert (np.sum(held_out, axis=0) == 1).all() and len(folds) == len(seen) == 3
+    problems = [entry.problem for entry in entries]
+    for fold, learned in zip(folds, seen, strict=True):
+        near = find_near(problems, fold.split.held_out)
+        assert set(learned) == {problem for problem, is_near in zip(problems, near, strict=True) if not is_near}
+        assert fold.seen == len(learned) > 0 and fold.blurred != PRESENT
 
 
 def test_the_command_scores_left_out_families_and_writes_rates(tmp_path, monkeypatch, capsys):
-    entries = make_entries()
-    monkeypatch.setattr(fit_rates, "load_entries", lambda args: (entries, DEVICE))
-    words = ["--folds", "2", "--generations", "3", "--write", str(tmp_path / "rates.json")]
+    monkeypatch.setattr(fit_rates, "load_recording", lambda args: make_recording("fp8_gemm"))
+    words = ["--folds", "2", "--generations", "3", "--jobs", "1", "--write", str(tmp_path / "rates.json")]
     assert fit_rates.main(words) == 0
     shown = capsys.readouterr().out
     assert "| fp8_gemm | 12 |" in shown and "fitted to a sample of these" in shown
     assert (tmp_path / "rates.json").read_text().count(":") == len(PRESENT)
 
 
+def test_figures_of_a_record_follow_from_its_rates(tmp_path, monkeypatch):
+    recording = make_recording("fp8_gemm", "bf16_gemm")
+    few = recording.entries[0]._replace(is_counted=False)
+    recording = recording._replace(entries=[few, *recording.entries[1:]])
+    monkeypatch.setattr(fit_rates, "load_recording", lambda args: recording)
+    words = ["--folds", "2", "--generations", "2", "--jobs", "1", "--whole", "--record"]
+    assert fit_rates.main([*words, "--out", str(tmp_path / selector.RATES)]) == 0
+    record = read_json(tmp_path / selector.RATES)
+    problems = [entry.problem for entry in recording.entries]
+    splits = split_families(problems, find_families(problems), 2)
+    found: dict = {op: [] for op in record["ops"]}
+    for split, fold in zip(splits, record["folds"], strict=True):
+        for index in np.flatnonzero(split.held_out):
+            entry = recording.entries[index]
+            picks = fit_rates.Scorer([entry], DEVICE).regrets(fold["refitted"])
+            found[entry.op] += picks.tolist() if entry.is_counted else []
+    for op, regrets in found.items():
+        part = record["ops"][op]
+        assert part["problems"] == len(regrets) == (11 if op == "fp8_gemm" else 12)
+        assert part["refitted"]["mean"] == pytest.approx(np.expm1(np.log1p(regrets).mean()), abs=1e-4)
+        assert part["refitted"]["max"] == pytest.approx(max(regrets), abs=1e-4)
+    assert record["meta"]["heuristic_version"] == _C.heuristic_version(DEVICE.sku) and record["meta"]["complete"]
+
+
+@pytest.mark.parametrize("words", [[], ["--whole", "--folds", "0"], ["--whole", "--ops", "bf16_gemm"]])
+def test_a_record_is_of_folds_of_whole_problems_of_every_op_kind(words):
+    with pytest.raises(SystemExit):
+        fit_rates.parse(["--record", *words])
+
+
+def make_figures(sku: str = DEVICE.sku, **regrets: float) -> tuple[dict, dict]:
+    """Return an evaluation and a record of rates of the same rows, with these mean regrets of refitted rates; that of
+    the package's rates is 0.01.
+    """
+    evaluation, rates = {"ops": {}}, {"ops": {}, "meta": {"sku": sku, "complete": True}}
+    rates["meta"]["heuristic_version"] = _C.heuristic_version(sku)
+    for op, mean in regrets.items():
+        meta = make_source(op)
+        figures = {"mean": 0.01, "p95": 0.05, "max": 0.1, "problems": 12}
+        split = {"model": {"mean": 0.0}, "heuristic": figures}
+        evaluation["ops"][op] = {"meta": meta | {"data": {**meta["data"], "families": 4}}, "splits": {"family": split}}
+        if not selector.OP_KINDS[op].is_logits:
+            rates["ops"][op] = {"meta": meta, "problems": 11, "refitted": {"mean": mean, "p95": 0.06, "max": 0.2}}
+    return evaluation, rates
+
+
+def test_the_heuristic_alone_is_met_by_refitted_rates_only():
+    evaluation, rates = make_figures(fp8_gemm=0.02, bf16_gemm=0.03, fp8_mqa_logits=0.0)
+    entry = selector.make_s3(evaluation, rates)
+    assert entry["is_met"] and entry["in_sample"] == [] and entry["value"] == 0.03 and entry["problems"] == 34
+    assert entry["by_op"] == {"fp8_gemm": 0.02, "bf16_gemm": 0.03, "fp8_mqa_logits": 0.01}
+    assert set(entry["packaged"].values()) == {0.01}
+    without = selector.make_s3(evaluation)
+    assert not without["is_met"] and without["in_sample"] == ["bf16_gemm", "fp8_gemm"] and without["value"] == 0.01
+    assert not selector.make_s3(*make_figures(fp8_gemm=0.031))["is_met"]
+    assert selector.make_s3(*make_figures(m_grouped_fp8_gemm_masked=0.03), is_grouped=True)["is_met"]
+
+
+@pytest.mark.parametrize("change", [
+    {"date": "2026-01-04"}, {"kernel_hash": {"fp8_gemm": "0" * 64}}, {"data": {"problems": 12, "timed": 401}},
+])  # fmt: skip
+def test_rates_fitted_to_other_rows_do_not_count(change):
+    evaluation, rates = make_figures(fp8_gemm=0.02, bf16_gemm=0.02)
+    rates["ops"]["fp8_gemm"]["meta"] |= change
+    entry = selector.make_s3(evaluation, rates)
+    assert not entry["is_met"] and entry["in_sample"] == ["fp8_gemm"]
+    assert entry["by_op"] == {"fp8_gemm": 0.01, "bf16_gemm": 0.02}
+
+
+def test_rates_of_another_heuristic_do_not_count():
+    evaluation, rates = make_figures(fp8_gemm=0.02)
+    rates["meta"]["heuristic_version"] = "0" * 16
+    assert selector.make_s3(evaluation, rates)["in_sample"] == ["fp8_gemm"]
+
+
+def test_the_summary_reads_the_rates_beside_the_evaluation(tmp_path):
+    evaluation, rates = make_figures(fp8_gemm=0.02)
+    evaluation["meta"] = {"kernel_hash": {"fp8_gemm": stale.current_kernel_hash()}, "date": "2026-01-03"}
+    write_json(tmp_path / "evaluation.json", evaluation)
+    assert summary.make_entry("S3", tmp_path)["value"] == 0.01
+    write_json(tmp_path / selector.RATES, rates)
+    assert summary.make_entry("S3", tmp_path)["value"] == 0.02 and summary.make_entry("S3", tmp_path)["met"]
+    rates["meta"]["complete"] = False
+    write_json(tmp_path / selector.RATES, rates)
+    assert not summary.make_entry("S3", tmp_path)["met"]
+
+
 def test_the_recording_has_problems_of_every_op_kind_with_rates():
-    entries, device = fit_rates.load_entries(fit_rates.parse(["--ops", "k_grouped_bf16_gemm_contiguous"]))
+    op = "k_grouped_bf16_gemm_contiguous"
+    entries, device, sources = fit_rates.load_recording(fit_rates.parse(["--ops", op]))
     assert device.sku == DEVICE.sku and len(entries) >= 90
+    assert set(sources) == set(sources[op]["kernel_hash"]) == {op} and sources[op]["data"]["problems"] == len(entries)
     for entry in entries[:20]:
-        assert len(entry.tiles) == len(entry.behind) >= 2 and entry.behind.max() <= fit_rates.SLOWEST
+        assert len(entry.tiles) == len(entry.behind) >= 2
 
 
 def test_an_entry_has_the_time_of_its_best_tile_whatever_is_faster_beside_the_tiles():
@@ -116,7 +227,7 @@ def test_an_entry_has_the_time_of_its_best_tile_whatever_is_faster_beside_the_ti
         problems=[problem],
         device=DEVICE,
         identity=SimpleNamespace(op="fp8_gemm"),
-        families=[0],
+        full_space=np.array([False]),
         state=np.full((1, 4), fit_rates.UNMEASURED + 1),
         heuristic_us=np.array([10.0]),
         log_ratio=np.log([[0.5, 1.0, 0.8, 1.2]]),
@@ -124,7 +235,7 @@ def test_an_entry_has_the_time_of_its_best_tile_whatever_is_faster_beside_the_ti
         regret_log=lambda rows, columns: np.log([0.5, 1.0, 0.8, 1.2])[columns] - np.log(0.5),
     )
     [entry] = fit_rates.list_entries(data)
-    assert entry.best_us == pytest.approx(8.0)
+    assert entry.best_us == pytest.approx(8.0) and not entry.is_counted
     assert fit_rates.list_entries(data, is_whole=True) == [], "it has more candidates than three"
 
 
@@ -135,8 +246,8 @@ def test_the_page_shows_the_present_rates_on_the_recording():
     words, table = re.search(
         r"<!-- rates: python -m benchmarks.fit_rates (.*?) -->\n(.*?)\n<!-- end -->", page, re.S
     ).groups()
-    entries, device = fit_rates.load_entries(fit_rates.parse(words.split()))
-    shown = fit_rates.format_scores({"present": fit_rates.Scorer(entries, device).regrets(PRESENT)})
+    entries, device, _ = fit_rates.load_recording(fit_rates.parse(words.split()))
+    shown = fit_rates.format_scores({"present": fit_rates.Scorer(entries, device).regrets_by_op(PRESENT)})
     first, second = ([line.split("|")[1:4] for line in text.splitlines()[2:-1]] for text in (table, shown))
     assert first == second and len(first) == 11
 
