@@ -149,7 +149,8 @@ def make_s3(result: dict, rates: dict | None = None, is_grouped: bool = False, m
 
     `rates` is the result of fit_rates.py --record, None where there is none. An op kind that it does not have of the
     evaluation's rows counts with the package's rates, which have seen its problems, and the target is then not met.
-    The estimate of logits has no rates that could be refitted: the heuristic counts as it is.
+    The estimate of logits has no rates that could be refitted: the heuristic counts as it is. A fit to a snapshot,
+    which lacks search rows, shows more than one to the database of the evaluation: its best configs are luckier.
     """
     splits = {
         op: split["heuristic"] for op, split in family_splits(result, is_grouped).items() if split.get("heuristic")
