@@ -342,6 +342,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.record and not (args.folds and args.whole and args.start is None and not args.ops):
         parser.error("--record: needs folds, --whole, and the GPU model's own rates and every op kind")
+    if args.record and not (args.blur > 0.0 and args.generations > 0):
+        parser.error("--record: needs --blur and --generations above 0: the package's rates have seen every fold")
     return args
 
 

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from .stamp import OP, ROOT, SELECTOR, read_json
+from .stamp import OP, ROOT, SELECTOR, find_packaged, read_json
 
 REASONS = ROOT / "benchmarks" / "stale.json"
 GPU_RECORD = "gpu_record.json"
@@ -114,7 +114,7 @@ def get_selector_reason(record: dict) -> str | None:
     """
     if SELECTOR not in record:
         return "names no selector, so its choices may be those of another; running the GPU suite again is due"
-    path = ROOT / "models" / f"{record['sku']}.dgsel"
+    path = find_packaged(record["sku"])
     if record[SELECTOR] == (hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None):
         return None
     return f"run with another selector than {name_of(path)}; running the GPU suite again is due"

@@ -5,6 +5,7 @@
 
 from pathlib import Path
 
+from deep_gemm.selector_files import list_skus
 from tuner.measure import stamp
 from tuner.measure.stamp import SELECTOR, format_json, hash_selector, read_json, write_json
 
@@ -16,6 +17,7 @@ __all__ = [
     "RESULTS",
     "ROOT",
     "SELECTOR",
+    "find_packaged",
     "find_results",
     "format_json",
     "hash_selector",
@@ -44,6 +46,12 @@ def results_of(sku: str) -> Path:
 def find_results() -> Path:
     """Return the folder of the results of the GPU at hand; without one, RESULTS."""
     return RECORDS / stamp.name_model_here()
+
+
+def find_packaged(sku: str) -> Path:
+    """Return where the tree has the selector that chooses for a board: that of its SKU, else of its model."""
+    paths = [ROOT / "models" / f"{one}.dgsel" for one in list_skus(sku)]
+    return next(filter(Path.exists, paths), paths[-1])
 
 
 def write_result(result: dict, out: Path | None, record: Path, is_gpu: bool) -> None:

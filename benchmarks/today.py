@@ -28,7 +28,7 @@ from . import (
 )
 from .choices import find_run
 from .harness import Family
-from .stamp import RECORDS, ROOT, read_json
+from .stamp import RECORDS, ROOT, find_packaged, read_json
 
 FAMILIES: dict[str, Family] = {
     f"{module.FAMILY.name}.json": module.FAMILY
@@ -44,8 +44,8 @@ REGRET = "choice_regret.json"
 
 @cache
 def load_packaged(sku: str) -> Selector | None:
-    """Return the selector that the tree has for a GPU model."""
-    path = ROOT / "models" / f"{sku}.dgsel"
+    """Return the selector that the tree has for a GPU model, or a board of it with a lower power limit."""
+    path = find_packaged(sku)
     return Selector(path.read_bytes()) if path.exists() else None
 
 

@@ -190,12 +190,8 @@ def _count_rows(m: int, parts: int, sms: int) -> int | None:
 
 
 def _get_sms(device: torch.device) -> tuple[int, bool]:
-    """Return how many SMs a call may use, and whether these are a whole GPU: a cluster waits for SMs of one GPC, of
-    which a slice of a GPU may have too few, and something else may hold them beside a limit.
-    """
-    count = _C.get_device(device.index).sm_count
-    sms = _C.get_num_sms() or count
-    return sms, is_whole_gpu(sms, count)
+    """Return how many SMs a call may use, and whether these are a whole GPU."""
+    return limit_sms(_C.get_num_sms(), _C.get_device(device.index).sm_count)
 
 
 def _plan(
@@ -296,9 +292,13 @@ def list_kernels(shape: Shape, sms: int, is_whole: bool, any_size: bool = False)
     return found + sums
 
 
-def is_whole_gpu(sms: int, count: int) -> bool:
-    """Return whether `sms` SMs of a GPU of `count` are a whole GPU (see _get_sms)."""
-    return sms >= count >= _FEWEST_SMS
+def limit_sms(limit: int, count: int) -> tuple[int, bool]:
+    """Return how many of a GPU's `count` SMs a call may use under a limit (0: none), and whether these are a whole GPU:
+    a cluster waits for SMs of one GPC, of which a slice of a GPU may have too few, and something else may hold them
+    beside a limit.
+    """
+    sms = min(limit or count, count)
+    return sms, sms == count >= _FEWEST_SMS
 
 
 _product = planned.make_call(NAME, _plan, written=(D[0], SQR_SUM[0]))

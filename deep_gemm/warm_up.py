@@ -19,6 +19,7 @@ from deep_gemm.errors import ArgumentError, DeepGemmError, DeviceError, ProblemE
 from deep_gemm.fields import fit_rows, round_sizes
 from deep_gemm.operands import shorten
 from deep_gemm.prenorm_shapes import NAME, Shape, check_size, parse_shape
+from deep_gemm.selector_files import list_skus
 
 #: What a warm-up may be given: a problem, or a call of an op that has none.
 Given = _C.Problem | Shape
@@ -110,7 +111,9 @@ def _find_device(device: "str | _C.Device | None") -> tuple["_C.Device", bool]:
         return named, True
     with contextlib.suppress(DeviceError):
         current = _C.get_device()
-        return named, current.as_dict() == named.as_dict() or (isinstance(device, str) and current.sku == named.sku)
+        if isinstance(device, str) and named.sku in list_skus(current.sku):  # of this model, maybe at a lower limit
+            return current, True
+        return named, current.as_dict() == named.as_dict()
     return named, False
 
 
@@ -141,9 +144,8 @@ def _list_shapes(given: list["Given"], rows: list[int] | None) -> list[Shape]:
 
 def _list_prenorms(shapes: list[Shape], device: "_C.Device", any_size: bool) -> list[tuple[str, dict]]:
     """Return the plain kernels of calls of tf32_hc_prenorm_gemm, under the settings of this process."""
-    sms = min(_get_sm_limit() or device.sm_count, device.sm_count)
-    is_whole = hc_prenorm.is_whole_gpu(sms, device.sm_count)
-    return [kernel for shape in shapes for kernel in hc_prenorm.list_kernels(shape, sms, is_whole, any_size)]
+    allowed = hc_prenorm.limit_sms(_get_sm_limit(), device.sm_count)
+    return [kernel for shape in shapes for kernel in hc_prenorm.list_kernels(shape, *allowed, any_size)]
 
 
 def _read_all(problems) -> list["Given"]:

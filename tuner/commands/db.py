@@ -170,7 +170,7 @@ def print_audit(op: str, found, top: int) -> None:
         f"{op}: {len(found.doubts)} of {found.censored} early drops are contradicted ({found.thin} drops were on fewer"
         " than 3 samples)"
     )
-    print(f"  {len(found.noisy)} of {found.blocks} blocks have more than 2 % of A/A noise")
+    print(f"  {len(found.noisy)} of {found.blocks} blocks have more than 2 % of noise")
     print(
         f"  {len(found.throttled)} blocks were throttled by heat or by the power supply, {found.limited} ran at the"
         " power limit"

@@ -11,7 +11,7 @@ from tuner.problems.fields import OP_NAMES
 ROW_HEADINGS = ("op kind", "kernel", "current", "rows", "ok", "dropped", "failed", "stale", "newest")
 COVERAGE_HEADINGS = ("op kind", "preset", "total", "measured", "current", "missing, first")
 REGRESSION_HEADINGS = ("op kind", "compared with", "problems", "whole", "slower", "suspect", "verdict")
-NOISE_HEADINGS = ("op kind", "A/A", "anchor", "confirmation", "ratio interval")
+NOISE_HEADINGS = ("op kind", "block", "anchor", "confirmation", "ratio interval")
 
 
 def register(app) -> None:
@@ -93,7 +93,7 @@ def print_noise(found: list[dict]) -> None:
         for entry in found
     ]
     print("\n" + format_table(NOISE_HEADINGS, rows))
-    print("median, 95 % quantile; A/A: one config against itself; anchor: a fixed product over the blocks")
+    print("median, 95 % quantile; block: one config against itself, or its parts; anchor: a fixed product over blocks")
 
 
 def print_failures(found: list[dict]) -> None:

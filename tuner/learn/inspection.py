@@ -97,7 +97,7 @@ def describe_coverage(
 def describe_noise(blocks: list[BlockSummary], spreads: dict[str, np.ndarray]) -> dict:
     """Return four kinds of noise, all relative.
 
-    These are the A/A noise of blocks, the anchor's drift within a regime, the spread of confirmation rounds, and the
+    These are the noise of blocks, the anchor's drift within a regime, the spread of confirmation rounds, and the
     width of the ratios' intervals. Rows of other blocks than `blocks`, as those of sentinels, do not count.
     """
     legal = {block.block_id: block.legal.configs for block in blocks if block.legal is not block.stored}
@@ -105,7 +105,7 @@ def describe_noise(blocks: list[BlockSummary], spreads: dict[str, np.ndarray]) -
     for place in np.flatnonzero(np.isin(spreads["block_id"], list(legal))):
         kept[place] &= spreads["config_id"][place] in legal[spreads["block_id"][place]]
     return {
-        "a_a": quantiles(np.array([block.noise for block in blocks if block.noise is not None])),
+        "block": quantiles(np.array([block.noise for block in blocks if block.noise is not None])),
         "anchor_drift": quantiles(np.array(find_drift(blocks))),
         "confirmation_mad": quantiles((spreads["mad_us"] / spreads["median_us"])[kept]),
         "ratio_interval": quantiles((spreads["ratio_high"] / spreads["ratio_low"] - 1.0)[kept]),

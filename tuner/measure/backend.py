@@ -226,13 +226,13 @@ class CudaTimer:
         operands.launch(kernel, **self.options)
 
     def prepare(self, index: int, part: int = 0) -> None:
-        """Capture the graph of `index` and replay it once, which uploads it; in each part over other sets of the ring,
-        with as many launches.
+        """Capture the graph of `index` and replay it once, which uploads it; each part has as many launches and begins
+        at another set of the ring, if that has several.
         """
         try:
             if not part:
                 self.num_launches[index] = self.choose_launches(index)
-            self.graphs[index] = self.capture(index, part)
+            self.graphs[index] = self.capture(index, shift=find_shift(part, self.plan.confirm_parts, len(self.ring)))
             if self.num_launches[index] > 1 or index == 0:
                 self.graphs[index].replay()
                 self.backend.stream.synchronize()
@@ -258,14 +258,14 @@ class CudaTimer:
         self.graphs[0].replay()
         return self.time([0])[0]
 
-    def capture(self, index: int, turn: int = 0) -> torch.cuda.CUDAGraph:
-        """Capture launches over consecutive sets, or over those behind the ones of so many replays.
+    def capture(self, index: int, turn: int = 0, shift: int = 0) -> torch.cuda.CUDAGraph:
+        """Capture launches over consecutive sets, or over those behind the ones of so many replays, or `shift` sets on.
 
         Where a replay is shorter than the ring, configs start at different sets, as choose_start says.
         """
         kernel, _ = self.backend.get_kernel(self.problem, self.configs[index])
         count = self.num_launches[index]
-        start = self.choose_start(index, count) + turn * count
+        start = self.choose_start(index, count) + turn * count + shift
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="relaxed")
         try:
@@ -336,6 +336,11 @@ def count_launches(kernel_us: float, draws: int = 1) -> int:
         return draws
     launches = min(max(round(REPLAY_US / kernel_us), 2), MAX_LAUNCHES)
     return ceil_div(launches, draws) * draws
+
+
+def find_shift(part: int, parts: int, ring: int) -> int:
+    """Return how many sets of a ring further on a part of the confirmation begins than the first of its `parts`."""
+    return part * max(ring // max(parts, 1), 1)
 
 
 def finite(value: float | None) -> float | None:

@@ -6,9 +6,9 @@ reference in the same round. Search rounds choose and confirmation rounds score;
 winner's score is unbiased.
 
 The order of a round is drawn: what ran before a config, and so its power and what the L2 holds, is another one each
-time. Confirmation has several parts, each with its launches captured anew, over other places in memory. Of equal
-configs whose blocks were measured at once, ratios differed by a standard deviation of 1.2 % on an H100, by 1.4 % where
-other problems came in between: the rounds of one part say less than their number.
+time. Confirmation has several parts, each with its launches captured anew, where possible over other places in memory.
+Of equal configs whose blocks were measured at once, ratios differed by a standard deviation of 1.2 % on an H100, by 1.4
+% where other problems came in between: the rounds of one part say less than their number.
 """
 
 import itertools
@@ -50,7 +50,7 @@ class Timer(Protocol):
         """Launch once into a poisoned D and compare the result; index 0 is compared with dequantised operands."""
 
     def prepare(self, index: int, part: int = 0) -> None:
-        """Make `index` ready for `time`, which means to capture its graph; each part has other places in memory."""
+        """Make `index` ready for `time`, which means to capture its graph; each part begins at another place."""
 
     def time(self, sequence: Sequence[int]) -> list[float]:
         """Run the configs of `sequence` back to back; return microseconds per launch for each entry."""

@@ -24,7 +24,7 @@ LEAST_SAMPLES = 3
 #: config in three passes through all of them, and what lasts longer slows the best config's launches, too.
 FAR_RATIO = 2.5
 FAR_ROUNDS = 2
-#: A block with more A/A noise than this is noisy: it is measured again.
+#: A block with more noise than this is noisy: it is measured again.
 MAX_NOISE = 0.02
 #: Probabilities with which an interval of the median, and its one-sided bound, hold.
 INTERVAL, BOUND = 0.95, 0.99
@@ -150,7 +150,7 @@ class Timed:
 def tie_threshold_us(best_us: float, noise: float) -> float:
     """Return the difference in microseconds below which a config ties with the best.
 
-    It is the largest of 0.5 % of the best time, twice the A/A noise, and 0.2 us.
+    It is the largest of 0.5 % of the best time, twice the block's noise, and 0.2 us.
     """
     return max(best_us * max(TIE_RATIO, 2.0 * noise), TIE_US)
 

@@ -116,7 +116,7 @@ def draw_roofline(rows: list[dict], theme: dict[str, str]):
 
 
 def draw_noise(rows: list[dict], theme: dict[str, str]):
-    """Draw the A/A noise of each op kind: median and 95th percentile; a row: op, median, p95 (percent)."""
+    """Draw the noise of blocks of each op kind: median and 95th percentile; a row: op, median, p95 (percent)."""
     figure, (axes,) = make_axes(theme, (NARROW, 1.2 + 0.24 * len(rows)))
     heights = range(len(rows))
     medians, tails = ([row[key] for row in reversed(rows)] for key in ("median", "p95"))

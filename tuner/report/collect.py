@@ -54,7 +54,7 @@ def collect_op(store, device, op: str) -> dict:
         "statuses": found["failures"]["statuses"],
         "newest": max((row.block.created for row in rows), default=""),
         "coverage": found["coverage"],
-        "noise": found["noise"]["a_a"],
+        "noise": found["noise"]["block"],
         "curves": collect_curves(blocks, device),
         "sweeps": collect_sweeps(blocks),
         "heat_map": collect_heat_map(blocks),
@@ -186,7 +186,7 @@ def collect_roofline(op: str, blocks: list[Block], device) -> dict | None:
 
 
 def collect_noise(ops: list[dict]) -> list[dict]:
-    """Return the A/A noise of all op kinds, in percent."""
+    """Return the noise of blocks of all op kinds, in percent."""
     return [
         {"op": entry["op"], "median": 100.0 * entry["noise"]["median"], "p95": 100.0 * entry["noise"]["p95"]}
         for entry in ops

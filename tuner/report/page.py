@@ -97,8 +97,12 @@ def make_page(facts: dict) -> str:
             "roofline", "The best measured config of every problem, under the roofs of tensor cores and memory."
         )
         page.pictures([page.picture(charts.draw_roofline, rooflines, "Speed over intensity, at the highest clock")])
-    page.heading("noise", "Every block runs one config twice in each round; what the two differ by is its A/A noise.")
-    page.pictures([page.picture(charts.draw_noise, collect.collect_noise(ops), "A/A noise of the newest kernels")])
+    page.heading(
+        "noise",
+        "Every block runs one config twice in each round. What the two differ by is its noise, or what configs differ"
+        " by between the parts of their confirmation, if that is more.",
+    )
+    page.pictures([page.picture(charts.draw_noise, collect.collect_noise(ops), "noise of the newest kernels' blocks")])
     add_coverage(page, ops)
     add_regressions(page, facts["regressions"])
     add_ops(page, ops)

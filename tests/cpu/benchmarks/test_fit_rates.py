@@ -145,7 +145,10 @@ def test_figures_of_a_record_follow_from_its_rates(tmp_path, monkeypatch):
     assert record["meta"]["heuristic_version"] == _C.heuristic_version(DEVICE.sku) and record["meta"]["complete"]
 
 
-@pytest.mark.parametrize("words", [[], ["--whole", "--folds", "0"], ["--whole", "--ops", "bf16_gemm"]])
+@pytest.mark.parametrize("words", [
+    [], ["--whole", "--folds", "0"], ["--whole", "--ops", "bf16_gemm"], ["--whole", "--blur", "0"],
+    ["--whole", "--generations", "0"],
+])  # fmt: skip
 def test_a_record_is_of_folds_of_whole_problems_of_every_op_kind(words):
     with pytest.raises(SystemExit):
         fit_rates.parse(["--record", *words])
@@ -163,14 +166,15 @@ def make_figures(sku: str = DEVICE.sku, **regrets: float) -> tuple[dict, dict]:
         split = {"model": {"mean": 0.0}, "heuristic": figures}
         evaluation["ops"][op] = {"meta": meta | {"data": {**meta["data"], "families": 4}}, "splits": {"family": split}}
         if not selector.OP_KINDS[op].is_logits:
-            rates["ops"][op] = {"meta": meta, "problems": 11, "refitted": {"mean": mean, "p95": 0.06, "max": 0.2}}
+            refitted = {"mean": mean, "p95": 0.06, "max": 0.2}
+            rates["ops"][op] = {"meta": meta, "problems": 12, "present": {"mean": 0.01}, "refitted": refitted}
     return evaluation, rates
 
 
 def test_the_heuristic_alone_is_met_by_refitted_rates_only():
     evaluation, rates = make_figures(fp8_gemm=0.02, bf16_gemm=0.03, fp8_mqa_logits=0.0)
     entry = selector.make_s3(evaluation, rates)
-    assert entry["is_met"] and entry["in_sample"] == [] and entry["value"] == 0.03 and entry["problems"] == 34
+    assert entry["is_met"] and entry["in_sample"] == [] and entry["value"] == 0.03 and entry["problems"] == 36
     assert entry["by_op"] == {"fp8_gemm": 0.02, "bf16_gemm": 0.03, "fp8_mqa_logits": 0.01}
     assert set(entry["packaged"].values()) == {0.01}
     without = selector.make_s3(evaluation)
@@ -188,6 +192,14 @@ def test_rates_fitted_to_other_rows_do_not_count(change):
     entry = selector.make_s3(evaluation, rates)
     assert not entry["is_met"] and entry["in_sample"] == ["fp8_gemm"]
     assert entry["by_op"] == {"fp8_gemm": 0.01, "bf16_gemm": 0.02}
+
+
+@pytest.mark.parametrize("change", [{"present": {"mean": 0.02}}, {"problems": 11}])
+def test_figures_of_another_best_or_of_fewer_problems_do_not_count(change):
+    """A snapshot lacks search rows, so that its best configs are luckier than those of the evaluation."""
+    evaluation, rates = make_figures(fp8_gemm=0.02)
+    rates["ops"]["fp8_gemm"] |= change
+    assert selector.make_s3(evaluation, rates)["in_sample"] == ["fp8_gemm"]
 
 
 def test_rates_of_another_heuristic_do_not_count():

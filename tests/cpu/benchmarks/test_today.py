@@ -1,8 +1,10 @@
 """Recorded choices are compared with what the tree would choose."""
 
+import hashlib
+
 import pytest
 
-from benchmarks import choice_regret, today
+from benchmarks import choice_regret, stale, stamp, today
 from benchmarks.dense_fp8 import FAMILY
 from benchmarks.stamp import write_json
 from deep_gemm import _C
@@ -54,6 +56,18 @@ def test_a_row_with_todays_choices_is_current_and_any_other_is_not():
 @pytest.mark.parametrize("file, sku", [("host_time.json", H200.sku), ("dense_fp8.json", "another-gpu-sm100")])
 def test_what_has_no_choices_of_a_known_gpu_is_not_judged(file, sku):
     assert today.get_reason(file, make_result("none", sku=sku)) is None
+
+
+def test_a_board_with_a_lower_power_limit_is_judged_by_what_chooses_for_it():
+    limited = _C.Device.known("h200-500w")
+    now = {layout: today.choose(one, limited) for layout, one in FAMILY.make_problems(KEY).items()}
+    assert now == choices() and any(now[one] != str(_C.get_analytic_config(two, limited))
+                                    for one, two in FAMILY.make_problems(KEY).items())  # fmt: skip
+    path = stamp.find_packaged(H200.sku)
+    assert path == stamp.find_packaged(limited.sku) and path.name == f"{H200.sku}.dgsel"
+    record = {"sku": limited.sku, stamp.SELECTOR: hashlib.sha256(path.read_bytes()).hexdigest()}
+    assert stale.get_selector_reason(record) is None
+    assert stale.get_selector_reason(record | {stamp.SELECTOR: "0" * 64})
 
 
 def test_without_an_artefact_the_heuristic_chooses(monkeypatch):

@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 import deep_gemm
-from deep_gemm import _C, warm_up
+from deep_gemm import _C, hc_prenorm, warm_up
 from deep_gemm.errors import ArgumentError, DeviceError, ProblemError
 from deep_gemm.jit import kernel_set
 from deep_gemm.jit.compile_pool import METADATA
@@ -63,6 +64,29 @@ def test_a_kernel_is_loaded_where_the_device_is_the_current_one(monkeypatch):
     other = _C.Device(**H200.as_dict() | {"sm_count": 78})
     for given, is_current in (("h200", True), (H200, True), ("h20", False), (other, False)):
         assert warm_up._find_device(given)[1] is is_current, given
+
+
+def test_a_model_s_name_means_a_board_of_it_at_a_lower_power_limit(monkeypatch):
+    limited = _C.Device.known("h200-500w")
+    monkeypatch.setattr(warm_up._C, "get_device", lambda: limited)
+    assert warm_up._find_device("h200") == warm_up._find_device("h200-500w") == (limited, True)
+    for other in ("h200-600w", "h100", H200):
+        assert not warm_up._find_device(other)[1]
+
+
+def test_a_projection_is_warmed_up_for_the_sms_that_there_are(monkeypatch):
+    """A limit beyond the GPU's SMs is none, for calls and for their warm-up."""
+    shape = Shape(256, 24, 7168, 1)
+    assert hc_prenorm.limit_sms(200, 132) == hc_prenorm.limit_sms(0, 132) == (132, True)
+    assert hc_prenorm.limit_sms(100, 132) == (100, False) and hc_prenorm.limit_sms(0, 16) == (16, False)
+    found = {}
+    for limit in (0, 100, 200):
+        monkeypatch.setattr(warm_up, "_get_sm_limit", lambda limit=limit: limit)
+        monkeypatch.setattr(hc_prenorm._C, "get_num_sms", lambda limit=limit: limit)
+        monkeypatch.setattr(hc_prenorm._C, "get_device", lambda index=0: H200)
+        found[limit] = warm_up._list_prenorms([shape], H200, any_size=False)
+        assert found[limit] == hc_prenorm.list_kernels(shape, *hc_prenorm._get_sms(torch.device("cuda", 0)))
+    assert found[0] == found[200] != found[100]
 
 
 def test_a_number_of_sms_of_its_own_stays():

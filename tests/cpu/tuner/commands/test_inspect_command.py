@@ -60,7 +60,7 @@ def test_stale_rows_are_those_of_other_kernels(found):
 
 def test_noise_is_that_of_the_newest_kernels_blocks(found):
     noise = found["noise"]
-    assert noise["a_a"]["count"] == 4 and noise["a_a"]["max"] == 0.003
+    assert noise["block"]["count"] == 4 and noise["block"]["max"] == 0.003
     assert noise["anchor_drift"]["max"] == pytest.approx(201 / 200.5 - 1, abs=0.06)
     assert 0 < noise["confirmation_mad"]["median"] < 1
 
@@ -112,7 +112,7 @@ def test_the_command_reads_and_writes_nothing(database, capsys):
     (counted,) = (line for line in lines if line[:2] == ["fp8_gemm", CURRENT[:8]])
     assert counted[2:4] == ["NO", str(len(rows))] and counted[7] == str(len(rows))  # all are of other kernels
     assert ["fp8_gemm", "demo", "12", "3", "0"] in [line[:5] for line in lines]
-    assert "A/A" in text and "compile_error" in text
+    assert "block: one config against itself" in text and "compile_error" in text
     assert max(map(len, text.splitlines()[1:])) <= WIDTH and len(lines) < 40
     assert cli.run(["inspect", "--db", str(database), "--device", "h200", "--preset", "demo", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -127,7 +127,7 @@ def test_the_command_reads_and_writes_nothing(database, capsys):
 def test_an_empty_sku_has_no_noise(database):
     with Store.open(database, mode="ro") as store:
         report = inspection.inspect(store, "nvidia-h100-sm132", "fp8_gemm", "demo")
-    assert report["rows"] == 0 and report["noise"]["a_a"] is None and report["coverage"]["demo"]["measured"] == 0
+    assert report["rows"] == 0 and report["noise"]["block"] is None and report["coverage"]["demo"]["measured"] == 0
 
 
 @pytest.mark.parametrize(

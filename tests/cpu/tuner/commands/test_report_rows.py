@@ -97,7 +97,7 @@ def test_sentinels_are_no_rows_of_the_page(monkeypatch):
     rows = [*make_rows(make_block(FIRST, 1), TIMES), *make_rows(make_block(FIRST, 2, regime="a-sentinel"), {0: 1.0})]
     found = {
         "kernel_hash": {"newest": "ab", "matches": True}, "failures": {"statuses": {}}, "coverage": {},
-        "noise": {"a_a": None},
+        "noise": {"block": None},
     }  # fmt: skip
     monkeypatch.setattr(collect, "inspect", lambda store, sku, op: found)
     store = types.SimpleNamespace(load_measurements=lambda **wanted: rows)

@@ -1,6 +1,8 @@
 """Power of single configs: by ticks of the energy counter, else by readings of power, while the device never idles."""
 
 import ctypes
+import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -290,6 +292,22 @@ def test_a_load_goes_through_the_ring_and_stays_ahead(metered):
     for _ in range(20):
         fed.feed()
     assert fed.stop() == pytest.approx(600.0) and fed.stop() == 0.0
+
+
+def test_each_part_of_a_confirmation_begins_at_another_set(metered):
+    backend, _ = metered
+    FakeKernel.times_us = dict.fromkeys(CONFIGS, 600.0)  # one launch a replay
+    timer = backend.make_timer(measure.parse_job(make_job(PROBLEM, CONFIGS, [], replace(PLAN, confirm_parts=3), 1)))
+    begun = []
+    for part in range(3):
+        timer.check(0)
+        FakeKernel.sets_seen.clear()
+        timer.prepare(0, part)
+        begun.append(FakeKernel.sets_seen[CONFIGS[0]][0])
+    assert len(timer.ring) >= 3 and len(set(begun)) == 3
+    for ring, count in itertools.product(range(3, 40), range(1, 60)):  # whatever the launches of a replay
+        assert len({(count + measure.find_shift(part, 3, ring)) % ring for part in range(3)}) == 3
+    assert [measure.find_shift(part, 3, 1) % 1 for part in range(3)] == [0, 0, 0]
 
 
 def test_a_driver_error_is_blamed_on_its_config(metered, monkeypatch):
