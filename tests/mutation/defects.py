@@ -354,7 +354,8 @@ DEFECTS: Defects = {
         ("    if not problem.num_sms and 0 < limit < device.sm_count:\n", "    if 0 < limit < device.sm_count:\n"),
         ("0 < limit < device.sm_count", "0 < limit <= device.sm_count"),
         ("for count in rows for problem in given", "for problem in given for count in rows"),
-        ("return named, current.as_dict() == named.as_dict() or", "return named, True or"),
+        ("return named, current.as_dict() == named.as_dict()", "return named, True"),
+        ("named.sku in list_skus(current.sku)", "named.sku == current.sku"),
         ("max(len(kernels.ready) - kernels.num_compiled, 0)", "len(kernels.ready)"),
     ],
     ("tuner/report/collect.py", "tests/cpu/tuner/commands/test_report_rows.py"): [

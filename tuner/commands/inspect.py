@@ -93,7 +93,7 @@ def print_noise(found: list[dict]) -> None:
         for entry in found
     ]
     print("\n" + format_table(NOISE_HEADINGS, rows))
-    print("median, 95 % quantile; block: one config against itself, or its parts; anchor: a fixed product over blocks")
+    print("median, 95 % quantile; block: one config against itself; anchor: a fixed product over the blocks")
 
 
 def print_failures(found: list[dict]) -> None:

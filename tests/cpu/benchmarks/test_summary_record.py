@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from benchmarks import stale, summary
+from benchmarks import stale, stamp, summary
 from benchmarks.stamp import OP, write_json
 
 
@@ -45,7 +45,8 @@ def test_correctness_is_the_share_of_clean_configs(tmp_path):
 ])  # fmt: skip
 def test_repeats_count_for_the_selector_that_chose(tmp_path, monkeypatch, recorded, present, said):
     """A new artefact chooses other configs, which nobody has repeated."""
-    monkeypatch.setattr(stale, "ROOT", tmp_path)
+    for module in (stale, stamp):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
     artefact = tmp_path / "models" / "gpu.dgsel"
     artefact.parent.mkdir()
     artefact.write_bytes(b"trees")
