@@ -26,7 +26,7 @@ class BlockRow:
     """One problem, measured on one board in one go.
 
     `board` is the hash of the board's UUID. `workload` is canonical JSON of the group sizes, "" for a dense problem.
-    `anchor_us` times a fixed product of the vendor's library; `noise` is the A/A noise, relative;
+    `anchor_us` times a fixed product of the vendor's library; `noise` is how far equal configs seem apart, relative;
     `throttle` holds NVML's reasons for a lower clock, as bits.
     """
 

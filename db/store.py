@@ -163,7 +163,7 @@ class Store:
 
         Fields: sweep_id, problem_id, device_id, environment_id, regime, kernel_hash (64 hex digits), compiler.
         Optional:
-        reference_config_id, order (config ids in the order of round 0), rounds, confirm_rounds, anchor_us, noise (A/A),
+        reference_config_id, order (config ids, the reference first), rounds, confirm_rounds, anchor_us, noise,
         clock_mhz, power_w, throttle, status, extra (dict), workload (group sizes, see tuner.problems.workload).
         """
         row = to_row(tables.block, fields, own=("id", "uid", "created"))
