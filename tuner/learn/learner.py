@@ -6,6 +6,7 @@ The margin is fitted on predictions for families that the trees did not see. The
 exact table names.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -191,26 +192,41 @@ def choose_row(features: np.ndarray, residuals: np.ndarray, hull: tuple[np.ndarr
 
 
 def choose_settings(data: Dataset, problems: np.ndarray, settings: Settings, rows: ConfigRows) -> Settings:
-    """Return the one of CANDIDATES with the lowest cost on families of `problems` that its trees did not see."""
+    """Return the one of CANDIDATES with the lowest cost on families of `problems` that its trees did not see.
+
+    Another one than the first must cost less by more than a standard error (Breiman et al., Classification and
+    Regression Trees, 1984, section 3.4.3): the lowest of four on a hundred problems is often so by chance.
+    """
     own = rows.of(problems)
+    families = data.families[np.unique(own.problem)]
     candidates = [
         replace(settings, trees=trees, leaves=leaves, rate=rate, min_leaf=min_leaf)
         for trees, leaves, rate, min_leaf in CANDIDATES
     ]
-    return min(candidates, key=lambda candidate: min(find_costs(data, own, candidate).values()))
+    costs = [min(find_costs(data, own, candidate).values(), key=np.mean) for candidate in candidates]
+    better = [index for index, cost in enumerate(costs) if is_clearly_lower(cost - costs[0], families)]
+    return candidates[min(better, key=lambda index: costs[index].mean(), default=0)]
+
+
+def is_clearly_lower(differences: np.ndarray, families: np.ndarray) -> bool:
+    """Return whether the sum of F64[P] lies below 0 by more than its standard error over families I64[P]."""
+    _, member = np.unique(families, return_inverse=True)
+    sums = np.bincount(member, differences)
+    return len(sums) > 1 and sums.sum() < -math.sqrt(len(sums)) * sums.std(ddof=1)
 
 
 def fit_guards(data: Dataset, rows: ConfigRows, settings: Settings, prior: Examples | None = None) -> Guards:
     """Return the guards with about the lowest cost on families that the trees did not see, see MARGINS."""
-    costs = find_costs(data, rows, settings, prior)
+    costs = {margin: cost.mean() for margin, cost in find_costs(data, rows, settings, prior).items()}
     lowest = min(costs.values())
     return Guards(next(margin for margin in MARGINS if costs[margin] <= lowest + MARGIN_TOLERANCE))
 
 
 def find_costs(
     data: Dataset, rows: ConfigRows, settings: Settings, prior: Examples | None = None
-) -> dict[float, float]:
-    """Return {margin: cost of the choices} on families that the trees did not see.
+) -> dict[float, np.ndarray]:
+    """Return {margin: cost of each problem's choice, F64[P]} on families that the trees did not see; the problems are
+    those of `rows` in ascending order.
 
     A config that was not timed cannot be chosen here: nothing says what it would have cost.
     """
@@ -224,10 +240,10 @@ def find_costs(
     return costs
 
 
-def cost_of(log_ratio: np.ndarray) -> float:
-    """Return the mean log time against the heuristic, with losses counted twice and large ones more."""
+def cost_of(log_ratio: np.ndarray) -> np.ndarray:
+    """Return the log times against the heuristic, with losses counted twice and large ones more."""
     large = LARGE_WEIGHT * np.maximum(log_ratio - LARGE_LOSS, 0.0)
-    return float((log_ratio + np.maximum(log_ratio, 0.0) + large).mean())
+    return log_ratio + np.maximum(log_ratio, 0.0) + large
 
 
 def predict_left_out(

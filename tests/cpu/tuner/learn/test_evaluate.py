@@ -121,7 +121,7 @@ def test_settings_are_chosen_by_what_is_not_held_out(data, monkeypatch):
     def find_costs(data, rows, settings, prior=None) -> dict:
         asked.append((settings.trees, settings.leaves, set(rows.problem.tolist())))
         cost = 1.0 if settings.leaves == 15 else settings.trees / 1000
-        return dict.fromkeys(learner.MARGINS, cost)
+        return dict.fromkeys(learner.MARGINS, np.full(len(np.unique(rows.problem)), cost))
 
     monkeypatch.setattr(learner, "find_costs", find_costs)
     rows = learner.make_config_rows(data)
@@ -135,6 +135,29 @@ def test_settings_are_chosen_by_what_is_not_held_out(data, monkeypatch):
     choosing, guards = asked[: len(learner.CANDIDATES)], asked[len(learner.CANDIDATES) :]
     assert all(problems <= set(train.tolist()) for *_, problems in choosing)
     assert [one[:2] for one in guards] == [(128, 8)] * 2, "one choice for all seeds; the guards are of the chosen trees"
+
+
+@pytest.mark.parametrize(("cost", "is_chosen"), [(0.9, True), (0.999, False)])
+def test_settings_that_win_by_chance_are_not_chosen(data, monkeypatch, cost, is_chosen):
+    rows = learner.make_config_rows(data)
+    problems = np.arange(len(data.problems))
+    noise = np.random.default_rng(0).normal(0.0, 0.1, len(problems))
+
+    def find_costs(data, rows, settings, prior=None) -> dict:
+        return dict.fromkeys(learner.MARGINS, cost + noise if settings.leaves == 8 else np.ones(len(problems)))
+
+    monkeypatch.setattr(learner, "find_costs", find_costs)
+    assert (learner.choose_settings(data, problems, SETTINGS, rows).leaves == 8) == is_chosen
+
+
+def test_a_sum_is_clearly_lower_by_more_than_its_standard_error_over_families():
+    ones = np.ones(8)
+    apart, together = np.arange(8), np.repeat([0, 1], 4)
+    assert learner.is_clearly_lower(-ones, apart) and learner.is_clearly_lower(-ones, together)
+    assert not learner.is_clearly_lower(ones, apart) and not learner.is_clearly_lower(0 * ones, apart)
+    one_family = np.where(together == 0, -1.0, 0.9)
+    assert not learner.is_clearly_lower(one_family, together), "what one family gains another one loses"
+    assert not learner.is_clearly_lower(-ones, 0 * apart), "one family says nothing about others"
 
 
 def test_masked_problems_of_few_groups_are_scored_apart(data, results, monkeypatch):
