@@ -6,7 +6,7 @@ import re
 import sqlite3
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, cast
 
@@ -32,7 +32,7 @@ from tuner.db.store import Store
 from tuner.db.transfer import add_tables, open_source, read_measurements_of
 from tuner.db.values import make_key
 from tuner.files import replacing
-from tuner.problems.regimes import is_energy
+from tuner.problems.regimes import is_energy, is_sentinel
 
 #: The recorded snapshot is part of the package and must stay smaller than this.
 MAX_SNAPSHOT_BYTES = 8_000_000
@@ -54,7 +54,7 @@ def snapshot(
     source: str | os.PathLike, target: str | os.PathLike, sku: str | None = None, max_bytes: int = MAX_SNAPSHOT_BYTES
 ) -> dict:
     """Write a copy of `source` that may be published to `target`; return {"bytes", "tables", "left_out",
-    "searches_left_out"}.
+    "visits_left_out", "searches_left_out"}.
 
     Host names, command lines, paths and logs are removed; UUIDs are hashed in every database. What nothing needs of a
     snapshot is removed, too: all samples, quantiles and deviations, what compilers reported, in which order a block's
@@ -63,9 +63,9 @@ def snapshot(
     gets a checksum. With `sku` (or a short name), only that SKU's blocks with the newest two kernel hashes of each op
     kind are kept, and the energies of problems of which no newer kernels have any, but no block whose
     configs were all measured with more draws of the group sizes, too. Where that makes more than `max_bytes`, the older
-    kernels of the op kinds with most rows are left out, and where that is not enough, the search row of each config
-    that its block confirmed, of as few op kinds as need be: the confirmation is better. Those energies of older kernels
-    are left out last.
+    kernels of the op kinds with most rows are left out. Where that is not enough, all but the last visit of a board
+    to a sentinel go, then the search row of each config that its block confirmed, of as few op kinds as need be: the
+    confirmation is better. Those energies of older kernels are left out last.
     SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
@@ -79,17 +79,27 @@ def snapshot(
             if not copy.rows_of:
                 raise errors.UsageError(f"{source}: holds no measurements, so nothing was written; sweep first")
             if sku:
-                kept, left_out, searches = write_newest(fresh, path, copy, find_sku(copy.found, sku), max_bytes)
+                kept, left_out = write_newest(fresh, path, copy, find_sku(copy.found, sku), max_bytes)
             else:
                 copy.check_fits(path, copy.found, max_bytes)
-                kept, left_out, searches = write(fresh, path, copy.load(copy.found)), [], {}
+                kept, left_out = write(fresh, path, copy.load(copy.found)), LeftOut()
         check_size(fresh, path, max_bytes)
     return {
         "bytes": path.stat().st_size,
         "tables": {name: len(rows) for name, rows in kept.items()},
-        "left_out": [each.describe() for each in left_out],
-        "searches_left_out": searches,
+        "left_out": [each.describe() for each in left_out.kernels],
+        "visits_left_out": left_out.visits,
+        "searches_left_out": left_out.searches,
     }
+
+
+@dataclass
+class LeftOut:
+    """What a snapshot has not, so that it is small enough: older kernels, blocks of sentinels, search rows by op kind."""
+
+    kernels: list[Kernels] = field(default_factory=list)
+    visits: int = 0
+    searches: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -148,19 +158,17 @@ class Copy:
             refuse_size(target, f"more than {self.count_bytes(selected) // 2}", max_bytes)
 
 
-def write_newest(
-    fresh: Path, target: Path, copy: Copy, sku: str, max_bytes: int
-) -> tuple[Tables, list[Kernels], dict[str, int]]:
+def write_newest(fresh: Path, target: Path, copy: Copy, sku: str, max_bytes: int) -> tuple[Tables, LeftOut]:
     """Write the newest kernels of a SKU to `fresh`, and of the kernels before them as many as fit; energies go last.
 
-    Return what was written, which older kernels were left out, and how many search rows of which op kinds.
+    Return what was written and what was left out.
     """
     newest, energies, older = find_newest(copy.leave_superseded(), copy.rows_of, copy.powered, sku)
-    left_out: list[Kernels] = []
+    left_out = LeftOut()
 
     def leave_out(kernels: list[Kernels], excess: float, bytes_of_row: float) -> None:
         for _ in range(choose_left_out(kernels, excess, bytes_of_row)):
-            left_out.append(kernels.pop())
+            left_out.kernels.append(kernels.pop())
 
     while True:
         selected = select_kernels(copy.found, newest + energies + older)
@@ -171,18 +179,35 @@ def write_newest(
         kept = write(fresh, target, loaded := copy.load(selected))
         size = fresh.stat().st_size
         if size <= max_bytes:
-            return kept, left_out, {}
+            return kept, left_out
         fresh.write_bytes(b"")
         excess, bytes_of_row = size - max_bytes, size / max(len(kept[MEASURED]), 1)
         if older:
             leave_out(older, excess, bytes_of_row)
             continue
-        kept, searches = write_fewer_searches(fresh, target, loaded, max_bytes, excess / bytes_of_row)
+        fewer, left_out.visits = leave_visits(loaded)
+        excess_rows = excess / bytes_of_row - len(loaded[MEASURED]) + len(fewer[MEASURED])
+        kept, left_out.searches = write_fewer_searches(fresh, target, fewer, max_bytes, excess_rows)
         size = fresh.stat().st_size
         if size <= max_bytes or not energies:
-            return kept, left_out, searches
+            return kept, left_out
         fresh.write_bytes(b"")
         leave_out(energies, size - max_bytes, bytes_of_row)
+
+
+def leave_visits(found: Tables) -> tuple[Tables, int]:
+    """Return the tables with the last visit alone of each board to a sentinel, and how many blocks were left out: one
+    visit a board tells what boards differ by, and nothing is chosen by any.
+    """
+    visits: dict[tuple, list[tuple]] = {}
+    for key, row in sorted(found["block"].items(), key=lambda item: item[1]["created"]):
+        if is_sentinel(row["regime"]):
+            alike = tuple(row[name] for name in ("device_id", "problem_id", "kernel_hash", "compiler", "regime"))
+            visits.setdefault((*alike, row["workload"], row["sweep_id"]), []).append(key)
+    gone = {key for keys in visits.values() for key in keys[:-1]}
+    blocks = {key: row for key, row in found["block"].items() if key not in gone}
+    rows = {key: row for key, row in found[MEASURED].items() if key[:1] not in gone}
+    return found | {"block": blocks, MEASURED: rows}, len(gone)
 
 
 def write_fewer_searches(

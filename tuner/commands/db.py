@@ -201,8 +201,9 @@ def snapshot(
         int,
         typer.Option(
             min=1,
-            help="Fail if the result is larger than this. Older kernels are left out before, then search rows of"
-            " confirmed configs, last of all energies that older kernels alone have.",
+            help="Fail if the result is larger than this. Older kernels are left out before, then all but a board's"
+            " last visit to a sentinel, then search rows of confirmed configs, last of all energies that older kernels"
+            " alone have.",
         ),
     ] = 8_000_000,
     as_json: AsJson = False,
@@ -222,11 +223,12 @@ def snapshot(
 
 
 def describe_left_out(result: dict) -> str:
-    """Return which older kernels and search rows did not fit, a line each."""
+    """Return which older kernels, sentinels and search rows did not fit, a line each."""
     rows = [
         (each["op"], f"{each['kernel_hash'][:8]}{', energies' if each['energies'] else ''}", each["rows"])
         for each in result["left_out"]
     ]
+    rows += [("", "visits to sentinels", result["visits_left_out"])] if result["visits_left_out"] else []
     rows += [(op, "searches of confirmed configs", count) for op, count in result["searches_left_out"].items()]
     if not rows:
         return ""

@@ -105,6 +105,7 @@ DRAWN = {
         "batched_bf16_gemm": 40,
         "batched_fp8_gemm": 24,
     },
+    "drawn_contiguous": {"m_grouped_fp8_gemm_contiguous": 80, "m_grouped_bf16_gemm_contiguous": 30},
 }
 
 
