@@ -95,7 +95,7 @@ def snapshot(
 
 @dataclass
 class LeftOut:
-    """What a snapshot has not, so that it is small enough: older kernels, blocks of sentinels, search rows by op kind."""
+    """What a snapshot has not, so that it is small: older kernels, blocks of sentinels, and search rows by op kind."""
 
     kernels: list[Kernels] = field(default_factory=list)
     visits: int = 0
