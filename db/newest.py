@@ -7,6 +7,7 @@ from itertools import chain
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from tuner import errors
+from tuner.db.documents import MEASURED
 from tuner.db.naturals import Tables
 from tuner.problems.regimes import is_energy, is_own, is_rested, is_sentinel, name_own
 from tuner.problems.workload import count_stored_draws
@@ -15,6 +16,8 @@ from tuner.problems.workload import count_stored_draws
 KEPT_HASHES = 2
 #: What blocks have in common, beside SKU and regime, whose configs the tuner reads from those of most draws alone.
 SAME = ("problem_id", "kernel_hash", "compiler")
+#: What visits to a sentinel have in common that are repeats of each other.
+ALIKE = ("sweep_id", "device_id", "problem_id", "kernel_hash", "compiler", "regime", "workload")
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,22 @@ def leave_superseded(found: Tables, told: Mapping[str, Set[int]]) -> Tables:
         left_out |= gone | {key for key in draws if is_rested(regimes[key]) and draws[key] not in kept}
         left_out |= {key for key in draws if is_sentinel(regimes[key]) and draws[key] < most}
     return found | {"block": {key: row for key, row in found["block"].items() if key not in left_out}}
+
+
+def leave_visits(found: Tables) -> Tables:
+    """Return the tables with the first and the last visit alone of each board of a sweep to a sentinel: two tell what
+    boards differ by, and by how much a board differs from itself.
+    """
+    visits: dict[tuple, list[tuple]] = {}
+    for key, row in sorted(found["block"].items(), key=lambda item: (item[1]["created"], item[0])):
+        if is_sentinel(row["regime"]):
+            visits.setdefault(tuple(row[name] for name in ALIKE), []).append(key)
+    gone = {key for keys in visits.values() for key in keys[1:-1]}
+    return found | {
+        "block": {key: row for key, row in found["block"].items() if key not in gone},
+        "best": {key: row for key, row in found["best"].items() if (row["block_id"],) not in gone},
+        MEASURED: {key: row for key, row in found[MEASURED].items() if key[:1] not in gone},
+    }
 
 
 def find_compared(found: Tables) -> set[tuple]:

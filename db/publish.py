@@ -26,13 +26,14 @@ from tuner.db.newest import (
     find_newest,
     find_sku,
     leave_superseded,
+    leave_visits,
     select_kernels,
 )
 from tuner.db.store import Store
 from tuner.db.transfer import add_tables, open_source, read_measurements_of
 from tuner.db.values import make_key
 from tuner.files import replacing
-from tuner.problems.regimes import is_energy, is_sentinel
+from tuner.problems.regimes import is_energy
 
 #: The recorded snapshot is part of the package and must stay smaller than this.
 MAX_SNAPSHOT_BYTES = 8_000_000
@@ -59,13 +60,14 @@ def snapshot(
     Host names, command lines, paths and logs are removed; UUIDs are hashed in every database. What nothing needs of a
     snapshot is removed, too: all samples, quantiles and deviations, what compilers reported, in which order a block's
     configs ran, and the statistics of search rows except the median and the ratio (where the race dropped one, the
-    ratio alone), and the intervals of configs that are more than 5 % slower than the best of their block. Every row
-    gets a checksum. With `sku` (or a short name), only that SKU's blocks with the newest two kernel hashes of each op
-    kind are kept, and the energies of problems of which no newer kernels have any, but no block whose
-    configs were all measured with more draws of the group sizes, too. Where that makes more than `max_bytes`, the older
-    kernels of the op kinds with most rows are left out. Where that is not enough, all but the last visit of a board
-    to a sentinel go, then the search row of each config that its block confirmed, of as few op kinds as need be: the
-    confirmation is better. Those energies of older kernels are left out last.
+    ratio alone), the intervals of configs that are more than 5 % slower than the best of their block, and fractions of
+    a block's watts. Every row gets a checksum. With `sku` (or a short name), only that SKU's blocks with the newest two
+    kernel hashes of each op kind are kept, and the energies of problems of which no newer kernels have any, but no
+    block whose configs were all measured with more draws of the group sizes, too. Where that makes more than
+    `max_bytes`, the older kernels of the op kinds with most rows are left out. Where that is not enough, so are the
+    visits to a sentinel between the first and the last one of a board in a sweep, then the search row of each config
+    that its block confirmed, of as few op kinds as need be: the confirmation is better. Those energies of older kernels
+    are left out last.
     SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
@@ -95,7 +97,7 @@ def snapshot(
 
 @dataclass
 class LeftOut:
-    """What a snapshot has not, so that it is small: older kernels, blocks of sentinels, and search rows by op kind."""
+    """What a snapshot has not, so that it is small: older kernels, rows of sentinels, and search rows by op kind."""
 
     kernels: list[Kernels] = field(default_factory=list)
     visits: int = 0
@@ -185,9 +187,9 @@ def write_newest(fresh: Path, target: Path, copy: Copy, sku: str, max_bytes: int
         if older:
             leave_out(older, excess, bytes_of_row)
             continue
-        fewer, left_out.visits = leave_visits(loaded)
-        excess_rows = excess / bytes_of_row - len(loaded[MEASURED]) + len(fewer[MEASURED])
-        kept, left_out.searches = write_fewer_searches(fresh, target, fewer, max_bytes, excess_rows)
+        fewer = leave_visits(loaded)
+        left_out.visits = len(loaded[MEASURED]) - len(fewer[MEASURED])
+        kept, left_out.searches = write_fewer_searches(fresh, target, fewer, max_bytes)
         size = fresh.stat().st_size
         if size <= max_bytes or not energies:
             return kept, left_out
@@ -195,42 +197,25 @@ def write_newest(fresh: Path, target: Path, copy: Copy, sku: str, max_bytes: int
         leave_out(energies, size - max_bytes, bytes_of_row)
 
 
-def leave_visits(found: Tables) -> tuple[Tables, int]:
-    """Return the tables with the last visit alone of each board to a sentinel, and how many blocks were left out: one
-    visit a board tells what boards differ by, and nothing is chosen by any.
-    """
-    visits: dict[tuple, list[tuple]] = {}
-    for key, row in sorted(found["block"].items(), key=lambda item: item[1]["created"]):
-        if is_sentinel(row["regime"]):
-            alike = tuple(row[name] for name in ("device_id", "problem_id", "kernel_hash", "compiler", "regime"))
-            visits.setdefault((*alike, row["workload"], row["sweep_id"]), []).append(key)
-    gone = {key for keys in visits.values() for key in keys[:-1]}
-    blocks = {key: row for key, row in found["block"].items() if key not in gone}
-    rows = {key: row for key, row in found[MEASURED].items() if key[:1] not in gone}
-    return found | {"block": blocks, MEASURED: rows}, len(gone)
-
-
-def write_fewer_searches(
-    fresh: Path, target: Path, found: Tables, max_bytes: int, excess_rows: float
-) -> tuple[Tables, dict[str, int]]:
+def write_fewer_searches(fresh: Path, target: Path, found: Tables, max_bytes: int) -> tuple[Tables, dict[str, int]]:
     """Write without the search rows of configs that were confirmed in the same block, of as few op kinds as need be.
 
     Return what was written, and how many rows of which op kinds were left out.
     """
     searches, left_out = find_confirmed_searches(found), dict[str, int]()
     while True:
-        gone: set[tuple] = set()
-        while searches and len(gone) < excess_rows:
-            op = choose_op(searches, excess_rows - len(gone))
-            left_out[op] = len(searches[op])
-            gone |= searches.pop(op)
-        found = found | {MEASURED: {key: row for key, row in found[MEASURED].items() if key not in gone}}
         kept = write(fresh, target, found)
         size = fresh.stat().st_size
         if size <= max_bytes or not searches:
             return kept, left_out
         fresh.write_bytes(b"")
         excess_rows = (size - max_bytes) * len(kept[MEASURED]) / size
+        gone: set[tuple] = set()
+        while searches and len(gone) < excess_rows:
+            op = choose_op(searches, excess_rows - len(gone))
+            left_out[op] = len(searches[op])
+            gone |= searches.pop(op)
+        found = found | {MEASURED: {key: row for key, row in found[MEASURED].items() if key not in gone}}
 
 
 def choose_op(searches: dict[str, set[tuple]], count: float) -> str:
@@ -320,8 +305,12 @@ def scrub(found: Tables) -> Tables:
     }
     environments = {key[0]: scrub_environment(row) for key, row in found["environment"].items()}
     scrubbed["environment"] = {(row["key"],): row for row in environments.values()}
+    dropped = {"extra": None, "order": "[]"}
     scrubbed["block"] = {
-        key: row | {"extra": None, "order": "[]", "environment_id": environments[row["environment_id"]]["key"]}
+        key: row
+        | dropped
+        | {"power_w": row["power_w"] and round(row["power_w"])}
+        | {"environment_id": environments[row["environment_id"]]["key"]}
         for key, row in found["block"].items()
     }
     return add_checksums(scrubbed)

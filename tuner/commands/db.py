@@ -201,9 +201,9 @@ def snapshot(
         int,
         typer.Option(
             min=1,
-            help="Fail if the result is larger than this. Older kernels are left out before, then all but a board's"
-            " last visit to a sentinel, then search rows of confirmed configs, last of all energies that older kernels"
-            " alone have.",
+            help="Fail if the result is larger than this. Older kernels are left out before, then visits to a"
+            " sentinel between a board's first and last one, then search rows of confirmed configs, last of all"
+            " energies that older kernels alone have.",
         ),
     ] = 8_000_000,
     as_json: AsJson = False,

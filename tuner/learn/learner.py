@@ -194,8 +194,9 @@ def choose_row(features: np.ndarray, residuals: np.ndarray, hull: tuple[np.ndarr
 def choose_settings(data: Dataset, problems: np.ndarray, settings: Settings, rows: ConfigRows) -> Settings:
     """Return the one of CANDIDATES with the lowest cost on families of `problems` that its trees did not see.
 
-    Another one than the first must cost less by more than a standard error (Breiman et al., Classification and
-    Regression Trees, 1984, section 3.4.3): the lowest of four on a hundred problems is often so by chance.
+    Any other than the first must cost less by more than a standard error, in the manner of Breiman et al.
+    (Classification and Regression Trees, 1984, section 3.4.3): the lowest of four on a hundred problems is often so by
+    chance.
     """
     own = rows.of(problems)
     families = data.families[np.unique(own.problem)]
