@@ -45,6 +45,8 @@ PRIVATE = re.compile(r"(?<!\d)/|/(?!\d)|\\|GPU-|MIG-[0-9a-f]{8}|@")
 EXTRAS = ("error", "samples", "q10_us", "q90_us", "mad_us")
 SEARCH_EXTRAS = ("max_abs_error", "ratio_low", "ratio_high")
 CENSORED_EXTRAS = ("median_us",)
+#: Numbers of a block that are whole in a snapshot, where they take a quarter of the room.
+ROUNDED = ("anchor_us", "power_w")
 #: Blocks that are asked about together: a query takes so many values, and no more.
 BLOCKS_AT_A_TIME = 500
 #: What nothing needs of a config that is slower than the best of its block by more than this factor.
@@ -61,13 +63,13 @@ def snapshot(
     snapshot is removed, too: all samples, quantiles and deviations, what compilers reported, in which order a block's
     configs ran, and the statistics of search rows except the median and the ratio (where the race dropped one, the
     ratio alone), the intervals of configs that are more than 5 % slower than the best of their block, and fractions of
-    a block's watts. Every row gets a checksum. With `sku` (or a short name), only that SKU's blocks with the newest two
-    kernel hashes of each op kind are kept, and the energies of problems of which no newer kernels have any, but no
-    block whose configs were all measured with more draws of the group sizes, too. Where that makes more than
-    `max_bytes`, the older kernels of the op kinds with most rows are left out. Where that is not enough, so are the
-    visits to a sentinel between the first and the last one of a board in a sweep, then the search row of each config
-    that its block confirmed, of as few op kinds as need be: the confirmation is better. Those energies of older kernels
-    are left out last.
+    a block's watts and of its anchor's microseconds. Every row gets a checksum. With `sku` (or a short name), only that
+    SKU's blocks with the newest two kernel hashes of each op kind are kept, and the energies of problems of which no
+    newer kernels have any, but no block whose configs were all measured with more draws of the group sizes, too. Where
+    that makes more than `max_bytes`, the older kernels of the op kinds with most rows are left out. Where that is not
+    enough, so are the visits to a sentinel between the first and the last one of a board in a sweep, then the search
+    row of each config that its block confirmed, of as few op kinds as need be: the confirmation is better. Those
+    energies of older kernels are left out last.
     SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
@@ -309,7 +311,7 @@ def scrub(found: Tables) -> Tables:
     scrubbed["block"] = {
         key: row
         | dropped
-        | {"power_w": row["power_w"] and round(row["power_w"])}
+        | {name: row[name] and max(round(row[name]), 1) for name in ROUNDED}
         | {"environment_id": environments[row["environment_id"]]["key"]}
         for key, row in found["block"].items()
     }
