@@ -191,7 +191,9 @@ def write_newest(fresh: Path, target: Path, copy: Copy, sku: str, max_bytes: int
             continue
         fewer = leave_visits(loaded)
         left_out.visits = len(loaded[MEASURED]) - len(fewer[MEASURED])
-        kept, left_out.searches = write_fewer_searches(fresh, target, fewer, max_bytes)
+        # What the visits save besides their rows shows when it is written.
+        excess_rows = 0.0 if left_out.visits else excess / bytes_of_row
+        kept, left_out.searches = write_fewer_searches(fresh, target, fewer, max_bytes, excess_rows)
         size = fresh.stat().st_size
         if size <= max_bytes or not energies:
             return kept, left_out
@@ -199,25 +201,27 @@ def write_newest(fresh: Path, target: Path, copy: Copy, sku: str, max_bytes: int
         leave_out(energies, size - max_bytes, bytes_of_row)
 
 
-def write_fewer_searches(fresh: Path, target: Path, found: Tables, max_bytes: int) -> tuple[Tables, dict[str, int]]:
+def write_fewer_searches(
+    fresh: Path, target: Path, found: Tables, max_bytes: int, excess_rows: float
+) -> tuple[Tables, dict[str, int]]:
     """Write without the search rows of configs that were confirmed in the same block, of as few op kinds as need be.
 
     Return what was written, and how many rows of which op kinds were left out.
     """
     searches, left_out = find_confirmed_searches(found), dict[str, int]()
     while True:
-        kept = write(fresh, target, found)
-        size = fresh.stat().st_size
-        if size <= max_bytes or not searches:
-            return kept, left_out
-        fresh.write_bytes(b"")
-        excess_rows = (size - max_bytes) * len(kept[MEASURED]) / size
         gone: set[tuple] = set()
         while searches and len(gone) < excess_rows:
             op = choose_op(searches, excess_rows - len(gone))
             left_out[op] = len(searches[op])
             gone |= searches.pop(op)
         found = found | {MEASURED: {key: row for key, row in found[MEASURED].items() if key not in gone}}
+        kept = write(fresh, target, found)
+        size = fresh.stat().st_size
+        if size <= max_bytes or not searches:
+            return kept, left_out
+        fresh.write_bytes(b"")
+        excess_rows = (size - max_bytes) * len(kept[MEASURED]) / size
 
 
 def choose_op(searches: dict[str, set[tuple]], count: float) -> str:
