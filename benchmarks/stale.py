@@ -3,10 +3,11 @@
 Example: python -m benchmarks.stale        (exit 1 while anything is stale or unexplained)
 
 A record is current while the hashes in it are the tree's: tree_hash in the GPU record, kernel_hash of each op kind in
-everything else. Artefacts and snapshots, which are there to choose, may be of older kernels that choose for the tree's
-(deep_gemm.older_kernels). Of the GPU record, what it says of a selector's choices is stale, too, while the selector is
-another one (get_selector_reason); the summary says so. A stale record needs a reason in stale.json beside this file,
-{"path from the root": "reason"}. Tests then pass, its targets count as not met, and a release is refused.
+everything else, or that of kernels before whose machine code is the same (same_code.py). Artefacts and snapshots, which
+are there to choose, may be of older kernels that choose for the tree's (deep_gemm.older_kernels). Of the GPU record,
+what it says of a selector's choices is stale, too, while the selector is another one (get_selector_reason); the summary
+says so. A stale record needs a reason in stale.json beside this file, {"path from the root": "reason"}. Tests then
+pass, its targets count as not met, and a release is refused.
 """
 
 import hashlib
@@ -47,7 +48,8 @@ class State(NamedTuple):
     def of_older(self) -> str:
         """What the list says of a file that is current by older kernels alone."""
         is_own = not isinstance(self.recorded, dict) or self.recorded == current_hashes(self.recorded)
-        return "" if is_own else " (of older kernels, which choose for the tree's)"
+        what = "whose machine code is the same" if self.path.endswith(".json") else "which choose for the tree's"
+        return "" if is_own else f" (of older kernels, {what})"
 
 
 def read_reasons() -> dict[str, str]:
@@ -82,6 +84,18 @@ def serving_hashes(recorded: dict[str, str]) -> dict[str, str | None]:
     return {op: hash_ and find_serving(op, hash_, recorded.get(op, "")) for op, hash_ in current.items()}
 
 
+def holding_hashes(path: Path, recorded: dict[str, str] | None) -> dict[str, str | None]:
+    """Return the tree's hashes of a record in `path`; those of kernels before with the same code stay as they are."""
+    from . import same_code
+
+    current = current_hashes(recorded)
+    for op, hash_ in (recorded or {}).items():
+        is_before = hash_ != current[op] and same_code.has_change(op, hash_)
+        if is_before and same_code.holds(op, hash_, current[op], same_code.find_layouts(path, op)):
+            current[op] = hash_
+    return current
+
+
 @cache
 def current_tree_hash() -> str:
     """Return the tree's tree hash."""
@@ -96,7 +110,7 @@ def get_reason(path: Path, meta: dict) -> str | None:
     is_current = (
         find_tree_hash(meta) == current_tree_hash()
         if is_record
-        else meta["kernel_hash"] == current_hashes(meta["kernel_hash"])
+        else meta["kernel_hash"] == holding_hashes(path, meta["kernel_hash"])
     )
     if is_current:
         return None
@@ -159,7 +173,7 @@ def find_current(path: Path, recorded: dict[str, str] | str | None) -> object:
     """Return what a file that is current carries in the place of `recorded`."""
     if path.name == GPU_RECORD:
         return current_tree_hash()
-    return (current_hashes if path.suffix == ".json" else serving_hashes)(recorded)
+    return holding_hashes(path, recorded) if path.suffix == ".json" else serving_hashes(recorded)
 
 
 def get_states() -> list[State]:

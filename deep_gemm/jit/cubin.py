@@ -74,6 +74,16 @@ def read_kernel(image: bytes) -> KernelImage:
         raise CubinError(f"the image of {len(image)} bytes is malformed ({error})") from None
 
 
+def read_code(image: bytes) -> bytes:
+    """Return the machine code of a cubin's kernels: its .text sections, in their order. Raises: CubinError."""
+    try:
+        sections = _read_sections(image)
+    except (struct.error, IndexError, ValueError, OverflowError) as error:
+        raise CubinError(f"the image of {len(image)} bytes is malformed ({error})") from None
+    code = [section for section in sections if section.name.startswith(".text")]
+    return b"".join(image[section.offset : section.offset + section.size] for section in code)
+
+
 def _read_kernel(image: bytes) -> KernelImage:
     sections = _read_sections(image)
     kernels = list(_kernels(image, sections))

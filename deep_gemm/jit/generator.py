@@ -234,8 +234,8 @@ def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
     """Return the (problem, config) pairs whose sources stand for the generator in the kernel hash of `op`.
 
     They cover every variant of the op with tiles of every kind, shallow and deep rings, with and without clusters and
-    split K, so that a change of a constant of any kernel shows, but for the knobs that test_hashing.py lists. Legality
-    alone filters them, so that neither the heuristic nor the candidate list changes the hash.
+    split K, and every knob, so that a change of a constant of any kernel shows. Legality alone filters them, so that
+    neither the heuristic nor the candidate list changes the hash.
     """
     kernel_name(op)
     device = _C.Device.known("h200")
@@ -322,4 +322,9 @@ def _canonical_configs(op: str) -> list["_C.Config"]:
         for tile in tiles for loop in (0, 1)
         for warp in (0, 1) for others in ({}, {"cluster_m": 2}, {"reduce_add": 1}) if (loop, warp) != (0, 0)
     ]  # fmt: skip
-    return plain + swapped + split + looped
+    knobs = [
+        _C.Config(*tile, 3, block_k=block_k, **knob)
+        for tile in tiles
+        for knob in ({"reduce_add": 1}, {"tile_barrier": 1})
+    ]
+    return plain + swapped + split + looped + knobs

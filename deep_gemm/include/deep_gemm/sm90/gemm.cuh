@@ -143,7 +143,7 @@ struct Gemm {
         if (!Scheduler::OperandMaps::kPerGroup && produces && warp == Layout::kAccumulateWarp) prefetch_maps();
         if (Scheduler::kIsGrouped || loads || copies) ptx::wait_for_dependencies();
         const Walks walks(Scheduler(params, groups, cluster_rank, m, all_steps), shared);
-        Loader<Config, Scheduler> loader{maps, stages, cluster_rank, m, all_steps, {maps, groups, m, n}};
+        Loader<Config, Scheduler> loader{maps, stages, cluster_rank, {m, n}, all_steps, {maps, groups, m, n}};
         const Copier copier{{params, groups, stages, m, n}};
         if (loads) loader.prefill(walks.first);
         if (copies) copier.prefill(walks.first);
