@@ -1,44 +1,43 @@
-// The heuristic's constants, in one table so that they can be fitted to measurements and hashed. Fitted to 1,002
-// problems of both op kinds, 219 of them over the whole default space, measured on an H200 running free (its power
-// limit included; mean regret 3.4 % on them), deep_ring_us to 230 pairs of rings measured later; other SM90 GPUs are
-// scaled from them by SM count, clock and bandwidth.
+// The heuristic's constants, in one table so that they can be fitted to measurements and hashed. Those of an H200
+// (700 W) were fitted to a sample of 200 problems of each op kind but attention logits, whose estimate has no rates
+// (benchmarks/fit_rates.py, docs/search.md); other SM90 GPUs are scaled from them by SM count, clock and bandwidth.
 #pragma once
 
 namespace deep_gemm {
 
 struct HeuristicRates {
-    double launch_us = 3.519;        // launch, barrier set-up, first descriptor and first byte, last store drained
-    double hbm_gbps = 3920;          // memory, cold L2
-    double l2_gbps = 33670;          // all SMs together, out of L2
-    double sm_gbps = 230.5;          // what one SM's loads reach
-    double load_latency_ns = 896.8;  // from issuing a TMA load to its full barrier, out of memory
-    double dense_tflops = 1200;      // all SMs together, held down by the power limit
-    double step_base_64_ns = 71.42;  // one 128-K step of a tile: base + slope * columns, by the MMA's rows
-    double step_base_128_ns = 128.6;
-    double step_base_256_ns = 72.18;
-    double step_slope_64_ns = 1.088;
-    double step_slope_128_ns = 1.387;
-    double step_slope_256_ns = 4.211;
-    double two_scale_fraction = 0.1199;     // extra cost of a step where the tile can touch two B scales
-    double unpipelined_fraction = 0.03427;  // extra cost of a step without two partial accumulators
-    double cluster_step_ns = 25.45;         // waiting for the peer, once a step
-    double epilogue_base_ns = 568.3;        // per tile: last promotion, barrier, store; not overlapped with MMAs
-    double epilogue_row_ns = 2.006;         // per tile and column of 64 rows
-    double fp32_row_fraction = 3.279;       // extra of epilogue_row_ns where D is FP32
+    double launch_us = 2.718;        // launch, barrier set-up, first descriptor and first byte, last store drained
+    double hbm_gbps = 4320;          // memory, cold L2
+    double l2_gbps = 34270;          // all SMs together, out of L2
+    double sm_gbps = 231.1;          // what one SM's loads reach
+    double load_latency_ns = 1590;   // from issuing a TMA load to its full barrier, out of memory
+    double dense_tflops = 1706;      // all SMs together, held down by the power limit
+    double step_base_64_ns = 80.71;  // one 128-K step of a tile: base + slope * columns, by the MMA's rows
+    double step_base_128_ns = 188.4;
+    double step_base_256_ns = 75.79;
+    double step_slope_64_ns = 1.316;
+    double step_slope_128_ns = 1.314;
+    double step_slope_256_ns = 5.263;
+    double two_scale_fraction = 0.1441;     // extra cost of a step where the tile can touch two B scales
+    double unpipelined_fraction = 0.03376;  // extra cost of a step without two partial accumulators
+    double cluster_step_ns = 48.51;         // waiting for the peer, once a step
+    double epilogue_base_ns = 505.2;        // per tile: last promotion, barrier, store; not overlapped with MMAs
+    double epilogue_row_ns = 2.438;         // per tile and column of 64 rows
+    double fp32_row_fraction = 3.498;       // extra of epilogue_row_ns where D is FP32
     double direct_row_ns =
-        21.5;  // extra of epilogue_row_ns without a D tile in shared memory, once more where C is read
-    double column_scale_ns = 0.913;     // extra cost of a step per MMA column with a scale of its own, and 64 rows
-    double vector_loop_fraction = 0.1;  // of such a step of 128 rows that the unrolled loop saves
-    double split_us = 0.944;            // exchange and addition of the parts of a split
-    double deep_ring_us = 0.065;        // once, for each stage beyond twelve of a swapped tile of up to 24 rows
-    double bf16_tflops = 647.2;         // dense_tflops of BF16 operands
-    double bf16_base_ns = 20.97;        // one 64-K step of a BF16 tile: base + slope * columns * (rows / 64)
-    double bf16_slope_ns = 0.5936;
+        22.19;  // extra of epilogue_row_ns without a D tile in shared memory, once more where C is read
+    double column_scale_ns = 0.8357;       // extra cost of a step per MMA column with a scale of its own, and 64 rows
+    double vector_loop_fraction = 0.1109;  // of such a step of 128 rows that the unrolled loop saves
+    double split_us = 0.869;               // exchange and addition of the parts of a split
+    double deep_ring_us = 0.06789;         // once, for each stage beyond twelve of a swapped tile of up to 24 rows
+    double bf16_tflops = 924.4;            // dense_tflops of BF16 operands
+    double bf16_base_ns = 20.55;           // one 64-K step of a BF16 tile: base + slope * columns * (rows / 64)
+    double bf16_slope_ns = 1.151;
 };
 
-// Those of an H100 (700 W): fitted from the rates above to a sample of 1,360 problems of every op kind but attention
-// logits, of which every candidate was measured, on twelve of them (benchmarks/fit_rates.py, docs/search.md). Given for
-// the SMs, clock and memory of an H200, as those are.
+// Those of an H100 (700 W): fitted, from an H200's of before, to a sample of 1,360 problems of every op kind but
+// attention logits, of which every candidate was measured, on twelve of them (benchmarks/fit_rates.py, docs/search.md).
+// Given for the SMs, clock and memory of an H200, as those are.
 inline constexpr HeuristicRates kH100Rates = {
     .launch_us = 2.597,
     .hbm_gbps = 4320,

@@ -139,7 +139,10 @@ def _make_empty_output(case) -> GuardedOutput:
 
 
 def run_factors(world: World, variant: Variant, shape: Shape) -> tuple[int, list[str]]:
-    """D = alpha * A @ B^T + beta * C for C beside D, C = D and a C of wider rows; equal bits, and right ones."""
+    """D = alpha * A @ B^T + beta * C for C beside D, C = D and a C of wider rows; equal bits, and right ones.
+
+    Adding the plain product onto D is another problem, with a choice of its own.
+    """
     checks, clean = Checks(), world.case(variant, shape)
     output = make_output(clean)
     for alpha, beta in FACTORS:
@@ -147,7 +150,11 @@ def run_factors(world: World, variant: Variant, shape: Shape) -> tuple[int, list
         bits = run_op(case, output, is_aliased=False)
         what = f"alpha {alpha} beta {beta}"
         checks.expect(not int(count_wrong(case, output.values)), f"{what}: outside the bound")
-        checks.expect((run_op(case, output, is_aliased=True) == bits).all(), f"{what}: C = D gives other bits")
+        in_place = run_op(case, output, is_aliased=True)
+        if alpha == beta == 1.0 and case.dtype == torch.float32:  # it may divide K otherwise
+            checks.expect(not int(count_wrong(case, output.values)), f"{what}: C = D: outside the bound")
+        else:
+            checks.expect((in_place == bits).all(), f"{what}: C = D gives other bits")
         output.poison()
         call_op(case, output.d, make_rows(case.c, case.c.shape[1] // 8 * 8 + 40))
         checks.expect((output.bits == bits).all(), f"{what}: a C of wider rows gives other bits")
