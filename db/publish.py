@@ -50,7 +50,7 @@ ROUNDED = ("anchor_us", "power_w")
 #: Blocks that are asked about together: a query takes so many values, and no more.
 BLOCKS_AT_A_TIME = 500
 #: What nothing needs of a config that is slower than the best of its block by more than this factor.
-FAR, FAR_EXTRAS = 1.05, ("ratio_low", "ratio_high")
+FAR, FAR_EXTRAS = 1.02, ("ratio_low", "ratio_high")
 
 
 def snapshot(
@@ -62,7 +62,7 @@ def snapshot(
     Host names, command lines, paths and logs are removed; UUIDs are hashed in every database. What nothing needs of a
     snapshot is removed, too: all samples, quantiles and deviations, what compilers reported, in which order a block's
     configs ran, and the statistics of search rows except the median and the ratio (where the race dropped one, the
-    ratio alone), the intervals of configs that are more than 5 % slower than the best of their block, and fractions of
+    ratio alone), the intervals of configs that are more than 2 % slower than the best of their block, and fractions of
     a block's watts and of its anchor's microseconds. Every row gets a checksum. With `sku` (or a short name), only that
     SKU's blocks with the newest two kernel hashes of each op kind are kept, and the energies of problems of which no
     newer kernels have any, but no block whose configs were all measured with more draws of the group sizes, too. Where
