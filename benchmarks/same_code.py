@@ -8,8 +8,8 @@ headers of an older set, named as `python -m tuner ab` names it, and with the tr
 (.text) byte by byte. It counts by the layouts of A and B, since a change may concern one of them alone.
 Result: {"compiler", "changes": [{"op", "before", "now": kernel hashes, "kernels": compared, "of": canonical kernels
 before, "differ": {layouts as "a_major b_major": kernels with other code}, "gone": how many of those before the tree's
-generator writes differently}]}; changes that were found before stay. The release check (stale.py) takes a record as current where the
-kernels of the layouts in it are the same.
+generator writes differently}]}; changes that were found before stay. The release check (stale.py) takes a record as
+current where the kernels of the layouts in it are the same.
 """
 
 import argparse

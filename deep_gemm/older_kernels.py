@@ -8,9 +8,9 @@ was not, stands at the entries. They hold for these hashes alone: the next chang
 """
 
 #: {op kind: (kernel hash, each older one whose measurements choose for it)}. The older ones are those of the H100's
-#: artefact; the H200's is of the present kernels. Where A and B are K-major, as all FP8 operands are, the machine code is
-#: the same to the byte (benchmarks/same_code.json). MN-major ones leave out what lies beyond the matrix: on an H200 the
-#: choices for 17 products with such operands take 0.974 of their time before, 0.81 to 1.00.
+#: artefact; the H200's is of the present kernels. Where A and B are K-major, as all FP8 operands are, the machine code
+#: is the same to the byte (benchmarks/same_code.json). MN-major ones leave out what lies beyond the matrix: on an H200
+#: the choices for 17 products with such operands take 0.974 of their time before, 0.81 to 1.00.
 SERVED: dict[str, tuple[str, ...]] = {
     "fp8_gemm": (
         "428cee41618f80e26cf4228c51250811bdcec9815fbbf0d4ea588009b06dbf71",

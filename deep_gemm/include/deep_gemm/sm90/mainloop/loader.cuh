@@ -32,8 +32,8 @@ __device__ __forceinline__ u32 count_left(u32 start, u32 size) {
     return left < kTile ? left : kTile;
 }
 
-// The sizes of the matrix that the loading warp asks for, and how many rows of B's current tile are loaded: all of them,
-// unless B is cut. Only then is N kept, for a value that no one needs may change the machine code of the others.
+// The sizes of the matrix that the loading warp asks for, and how many rows of B's current tile are loaded: all, unless
+// B is cut. Only then is N kept, for a value that no one needs may change the machine code of the others.
 template <bool kCutsB, u32 kBlockN>
 struct LoadedSizes {
     u32 m;
@@ -86,8 +86,8 @@ struct Loader {
     }
 
     // Load one operand's tile, or this CTA's half of it for both CTAs of the cluster; with `is_apart` both halves of
-    // its own, by the map of halves. Of an MN-major tile there are `rows`. Both CTAs of a pair along n take the boxes of
-    // A in turn (groups of K 0.97 to 1.00, dense 0.98 to 0.99); along m, where that takes 1.01, each loads all of B.
+    // its own, by the map of halves. Of an MN-major tile there are `rows`. Both CTAs of a pair along n take the boxes
+    // of A in turn (groups of K 0.97 to 1.00, dense 0.98 to 0.99); along m, where that takes 1.01, each loads all of B.
     template <bool kMnMajor, bool kShared, u32 kTile>
     __device__ __forceinline__ void load_operand(const TensorMap* map, u32 barrier, u32 to, u32 k, u32 start,
                                                  u32 matrix, bool is_apart, u32 rows) const {
