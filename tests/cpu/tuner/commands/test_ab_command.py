@@ -108,9 +108,9 @@ def test_markdown_and_junit_have_every_problem(sets, capsys, tmp_path):
 
 
 def test_new_takes_the_config_that_old_chose(sets, capsys):
-    assert cli.run([*WORDS, "--set", "num_stages=3"]) == 0
+    assert cli.run([*WORDS, "--set", "num_stages=7"]) == 0
     chosen = _C.get_analytic_config(_C.Problem("fp8_gemm", 64, 2112, 7168), H200).as_dict(with_defaults=False)
-    assert sets.asked == [("old", None, {}), ("new", chosen, {"num_stages": 3})]
+    assert sets.asked == [("old", None, {}), ("new", chosen, {"num_stages": 7})]
 
 
 def test_each_set_may_choose_for_itself(sets, capsys):

@@ -248,7 +248,7 @@ def test_times_of_older_kernels_are_said_to_be_so(monkeypatch, capsys):
         list_serving("fp8_gemm", selection.kernel_hash("fp8_gemm")),
     )
     said = {}
-    for name, hashes in (("own", recorded[-1:]), ("older", ["0" * 64, *recorded]), ("none", ["0" * 64])):
+    for name, hashes in (("own", recorded[:1]), ("older", ["0" * 64, *recorded]), ("none", ["0" * 64])):
         monkeypatch.setattr(ship_selection, "list_serving", lambda op, kernel_hash, hashes=hashes: hashes)
         said[name] = run(capsys, *arguments)[1]
     assert " us measured" in said["older"] and said["older"].count(" with older kernels\n") == 1

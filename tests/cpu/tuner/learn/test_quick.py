@@ -89,7 +89,7 @@ def test_what_was_learned_serves_problems_that_no_round_measured(other):
         data.regret_log(every, choose(data, every, learned, rows).column).mean()
         for learned in (make_calibration().learned, other.finish())
     )
-    assert after < 0.7 * before and after < 0.7 * data.regret_log(every, data.heuristic).mean()
+    assert after < 0.85 * before and after < 0.85 * data.regret_log(every, data.heuristic).mean()
 
 
 def test_the_first_problems_are_those_of_most_doubt_and_of_different_families():
@@ -137,7 +137,7 @@ def test_the_prior_is_of_other_kernels_of_this_gpu_else_of_another_gpu():
 
 
 def test_a_prior_has_the_mean_of_both_ways_of_timing(few_sources, tmp_path):
-    problems = [_C.Problem("fp8_gemm", m, 7168, 2048) for m in (2048, 4096)]
+    problems = [_C.Problem("fp8_gemm", m, 7168, 4096) for m in (2048, 4096)]
     few = _C.get_candidates(problems[0], DEVICE)[::8]
     run_sweep(tmp_path / "a.db", problems, configs=few)
     with Store.open(tmp_path / "a.db", "ro") as store:

@@ -24,7 +24,7 @@ from tuner.search.candidates import SweepOptions
 from tuner.search.plan import plan_sweep
 
 H200 = _C.Device.known("h200")
-LONG, SHORT = _C.Problem("fp8_gemm", 4096, 7168, 2048), _C.Problem("fp8_gemm", 16, 2112, 7168)
+LONG, SHORT = _C.Problem("fp8_gemm", 4096, 7168, 4096), _C.Problem("fp8_gemm", 16, 2112, 7168)
 CONFIGS = _C.get_candidates(SHORT, H200)
 
 

@@ -10,7 +10,7 @@ from tuner.measure.worker_client import DeviceRetired, WorkerFailure
 from tuner.problems import regimes
 from tuner.search.failures import STRIKES
 
-PROBLEM = _C.Problem("fp8_gemm", 4096, 7168, 2048)
+PROBLEM = _C.Problem("fp8_gemm", 4096, 7168, 4096)
 FEW = _C.get_candidates(PROBLEM, _C.Device.known("h200"))[::3]
 #: The field of a plan that tells the jobs of each stage.
 STAGES = {"rests": "rest", "energy": "energy_s"}

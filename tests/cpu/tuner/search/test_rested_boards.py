@@ -19,7 +19,7 @@ from tuner.search.candidates import SweepOptions
 from tuner.search.past import Past
 from tuner.search.sweep import Sweep
 
-PROBLEMS = [_C.Problem("fp8_gemm", m, 7168, 2048) for m in (4096, 6144, 8192, 12288)]
+PROBLEMS = [_C.Problem("fp8_gemm", m, 7168, 4096) for m in (4096, 6144, 8192, 12288)]
 FEW = _C.get_candidates(PROBLEMS[0], _C.Device.known("h200"))[::8]
 
 

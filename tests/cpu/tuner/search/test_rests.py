@@ -25,7 +25,7 @@ from tuner.search.recording import Recorder
 from tuner.ship import exact
 
 H200 = _C.Device.known("h200")
-LONG, SHORT = _C.Problem("fp8_gemm", 4096, 7168, 2048), _C.Problem("fp8_gemm", 16, 2112, 7168)
+LONG, SHORT = _C.Problem("fp8_gemm", 4096, 7168, 4096), _C.Problem("fp8_gemm", 16, 2112, 7168)
 PLAN = EFFORTS["quick"]
 CONFIGS = _C.get_candidates(LONG, H200)
 #: A few configs, where a test is about something else than the space.
@@ -98,7 +98,7 @@ def test_the_choice_is_by_both_and_belongs_to_the_first_block(tmp_path, capsys):
         shown = rank(store, LONG, H200.sku)
     assert shown.winner == best.config != first and shown.rows[0].config == first
     assert shown.num_rested == shown.to_json()["num_rested"] == len(rested) and shown.others == 0
-    assert cli.run(["db", "show", "4096", "7168", "2048", "--db", str(tmp_path / "a.db")]) == 0
+    assert cli.run(["db", "show", "4096", "7168", "4096", "--db", str(tmp_path / "a.db")]) == 0
     assert f"\n{len(rested)} configs were timed after rests, too," in capsys.readouterr().out
 
 

@@ -29,7 +29,7 @@ from tuner.ship import exact_table
 
 DEVICE = _C.Device.known("h200")
 #: Both have wide spaces of several hundred configs, and default spaces that are measured quickly.
-PROBLEMS = [_C.Problem("fp8_gemm", 64, 1024, 2048), _C.Problem("bf16_gemm", 4096, 2112, 512)]
+PROBLEMS = [_C.Problem("fp8_gemm", 64, 1024, 1536), _C.Problem("bf16_gemm", 4096, 2112, 512)]
 FP8, BF16 = PROBLEMS
 TRIALS = 30
 
@@ -298,7 +298,7 @@ def test_a_wide_search_compiles_what_it_proposes(tmp_path, monkeypatch):
 
 
 def test_few_kernels_for_many_problems_are_compiled_ahead(tmp_path, monkeypatch):
-    calls, problems = [], [_C.Problem("fp8_gemm", m, 1024, 2048) for m in range(49, 65)]
+    calls, problems = [], [_C.Problem("fp8_gemm", m, 1024, 1536) for m in range(49, 65)]
     monkeypatch.setattr(Sweep, "compile", lambda self, candidates: calls.append(find_kernels(candidates)) or {})
     run(tmp_path / "a.db", problems=problems, num_trials=None, time_budget_s=1e-6)
     assert {config for _, config in calls[0]} == {
