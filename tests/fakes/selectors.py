@@ -101,7 +101,7 @@ def pack(metadata: dict, arrays: dict[str, np.ndarray]) -> bytes:
 
 
 @functools.cache
-def make_parts(num_configs: int = 8, num_trees: int = 16, leaves: int = 8, num_problems: int = 300, op: str = OP):
+def make_parts(num_configs: int = 8, num_trees: int = 16, leaves: int = 8, num_problems: int = 360, op: str = OP):
     """Return (metadata, arrays, model, problems) of a valid artefact; copy before changing.
 
     The first problems are in the exact table.

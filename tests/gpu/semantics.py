@@ -151,8 +151,11 @@ def run_factors(world: World, variant: Variant, shape: Shape) -> tuple[int, list
         what = f"alpha {alpha} beta {beta}"
         checks.expect(not int(count_wrong(case, output.values)), f"{what}: outside the bound")
         in_place = run_op(case, output, is_aliased=True)
-        if alpha == beta == 1.0 and case.dtype == torch.float32:  # it may divide K otherwise
+        if alpha == beta == 1.0 and case.dtype == torch.float32:  # its choice may divide K otherwise
             checks.expect(not int(count_wrong(case, output.values)), f"{what}: C = D: outside the bound")
+            with batch_invariant():
+                apart = run_op(case, output, is_aliased=False)
+                checks.expect((run_op(case, output) == apart).all(), f"{what}: C = D gives other bits, K undivided")
         else:
             checks.expect((in_place == bits).all(), f"{what}: C = D gives other bits")
         output.poison()

@@ -132,7 +132,7 @@ def test_scales_of_any_layout_choose_the_tile_of_others(n, k):
         _C.get_analytic_config(_C.Problem("m_grouped_fp8_gemm_contiguous", scale_layout=layout, **fields), H200)
         for layout in ("mn_major", "any")
     ]
-    assert (chosen[0].block_m, chosen[0].block_n) == (chosen[1].block_m, chosen[1].block_n)
+    assert (chosen[0].block_m, chosen[0].block_n) == (chosen[1].block_m, chosen[1].block_n) == (128, 192)
 
 
 def test_regret_on_recorded_times():
@@ -189,8 +189,11 @@ def test_other_hopper_gpus_are_scaled(name):
     flops = device.sm_count / 132 * (0.25 if name == "h20" else 1.0)
     config = _C.Config(128, 128, 4)
     ratio = _C.estimate_time_us(large, config, device) / _C.estimate_time_us(large, config, H200)
-    # An H200 is held down by its power limit, an H20 is not.
-    assert ratio == pytest.approx(1 / flops, rel=0.3 if name == "h20" else 0.2)
+    if name == "h20":  # an H200 is held down by its power limit, an H20 comes near its peak of 1,979 TFLOPS in shares
+        share = 2 * 8192**3 / (_C.estimate_time_us(large, config, device) * 1e-6) / (1979e12 * flops)
+        assert 0.8 < share < 1.0
+    else:
+        assert ratio == pytest.approx(1 / flops, rel=0.2)
     narrow = _C.Config(64, 64, 12)
     assert _C.estimate_time_us(decode, narrow, device) > _C.estimate_time_us(decode, narrow, H200)
 

@@ -16,6 +16,8 @@ from tuner.problems import regimes
 
 DEVICE = _C.Device.known("h200")
 POOL = [_C.Problem("fp8_gemm", m, n, k) for n, k in synthetic.SHAPES[1::2] for m in (4, 96, 1500)]
+#: With more m a shape, for what is learned in several rounds.
+LARGE_POOL = [_C.Problem("fp8_gemm", m, n, k) for n, k in synthetic.SHAPES[1::2] for m in (4, 32, 96, 400, 1500)]
 SETTINGS = Settings(trees=32, sizes=(8,))
 #: Eight shapes teach little of this machine.
 KEPT = 0.03
@@ -42,11 +44,11 @@ def measure(problems: list, is_other: bool) -> quick.Dataset:
     return build_dataset(rows, synthetic.IDENTITY, DEVICE)
 
 
-def run(calibration: quick.Calibration, is_other: bool) -> None:
+def run(calibration: quick.Calibration, pool: list, is_other: bool) -> None:
     """Run rounds until none is worth it."""
     while not calibration.is_done:
         batch = calibration.choose_batch()
-        problems = [problem for problem in POOL if problem in calibration.measured or problem in batch]
+        problems = [problem for problem in pool if problem in calibration.measured or problem in batch]
         calibration.learn(batch, measure(problems, is_other))
 
 
@@ -55,14 +57,14 @@ def same():
     found = make_calibration()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quick, "KEPT_MEAN", KEPT)
-        run(found, False)
+        run(found, POOL, False)
     return found
 
 
 @pytest.fixture(scope="module")
 def other():
-    found = make_calibration()
-    run(found, True)
+    found = make_calibration(LARGE_POOL)
+    run(found, LARGE_POOL, True)
     return found
 
 
@@ -82,14 +84,14 @@ def test_on_another_machine_the_trees_are_fitted_until_they_get_no_better(other)
 
 
 def test_what_was_learned_serves_problems_that_no_round_measured(other):
-    left = [problem for problem in POOL if problem not in other.measured]
+    left = [problem for problem in LARGE_POOL if problem not in other.measured]
     data = measure(left, True)
     rows, every = make_config_rows(data), np.arange(len(data.problems))
     before, after = (
         data.regret_log(every, choose(data, every, learned, rows).column).mean()
         for learned in (make_calibration().learned, other.finish())
     )
-    assert after < 0.85 * before and after < 0.85 * data.regret_log(every, data.heuristic).mean()
+    assert after < 0.7 * before and after < 0.7 * data.regret_log(every, data.heuristic).mean()
 
 
 def test_the_first_problems_are_those_of_most_doubt_and_of_different_families():

@@ -190,7 +190,7 @@ def test_grouped_presets_fit_a_gpu_and_take_little_time(name):
         d_bytes = operands.get_layouts(problem)["d"].num_bytes
         assert operands.get_set_bytes(problem) + (3 if problem.c_mode == "accumulate" else 2) * d_bytes < 20e9, problem
         assert _C.estimate_time_us(problem, _C.get_analytic_config(problem, h200), h200) < (
-            3300 if name == "portfolio_grouped" else 6000
+            3000 if name == "portfolio_grouped" else 6000
         ), problem
 
 
