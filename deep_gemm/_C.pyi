@@ -9,17 +9,22 @@ import numpy.typing
 ANY_TILE_ALIGNMENT: int
 CONFIG_FIELDS: tuple[Field, ...]
 FEATURES_VERSION: int
+HEAD_SIZES: tuple[int, ...]
+HULL_SLACK: float
 KNOWN_DEVICES: tuple[str, ...]
 LATE_KINDS: tuple[tuple, ...]
 LAUNCH_ABI: int
 LOGITS_ESTIMATE_REVISION: int
 LOOP_KNOBS: dict
 MAX_RESIDUAL: float
+MIN_VECTOR_LOOP_COLUMNS: int
 NUM_RANKED: int
 OP_KINDS: tuple[OpKind, ...]
+PAGE_SIZES: tuple[int, ...]
 PROBLEM_FIELDS: tuple[Field, ...]
 STAGE_K_BYTES: int
 TILE_QUEUE_BYTES: int
+WHOLE_GPU_SMS: int
 
 class Choice:
     def __init__(self, config: Config, source: str, reason: str) -> None: ...
@@ -111,6 +116,8 @@ class Device:
     def clock_mhz(self) -> float: ...
     @property
     def memory_gbps(self) -> float: ...
+    @property
+    def tensor_ratio(self) -> float: ...
     @property
     def compute_capability(self) -> tuple[int, int]: ...
     def as_dict(self) -> dict[str, Any]: ...

@@ -30,8 +30,6 @@ _PART_CHUNKS = _THREADS // 32
 _CLUSTER_PARTS = (8, 4, 2, 1)
 #: Rows of a CTA times all K with which that is faster than more parts and a second launch. Measured on an H200.
 _CLUSTER_SIZE = 1 << 19
-#: Fewer are a slice of a GPU.
-_FEWEST_SMS = 64
 #: Arguments of a call.
 A, B, D, SQR_SUM = (argument(i) for i in range(4))
 
@@ -298,7 +296,7 @@ def limit_sms(limit: int, count: int) -> tuple[int, bool]:
     beside a limit.
     """
     sms = min(limit or count, count)
-    return sms, sms == count >= _FEWEST_SMS
+    return sms, sms == count >= _C.WHOLE_GPU_SMS
 
 
 _product = planned.make_call(NAME, _plan, written=(D[0], SQR_SUM[0]))

@@ -8,7 +8,7 @@ for the positions j that token i sees. Sums are FP32; the result is rounded to i
 
 import torch
 
-from deep_gemm import planned
+from deep_gemm import _C, planned
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
 from deep_gemm.operands import check_tensor, is_fake, record, shorten
 
@@ -16,7 +16,7 @@ from deep_gemm.operands import check_tensor, is_fake, record, shorten
 PITCH_UNIT = 64
 #: Positions in a unit of the schedule of paged calls.
 UNIT = 64
-PAGE_SIZES = (32, 64)
+PAGE_SIZES = _C.PAGE_SIZES
 _MAX_SLOTS = 1 << 20
 _THREADS = 1024  # mqa_metadata.cuh
 

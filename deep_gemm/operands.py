@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from deep_gemm.errors import ArgumentError
-
-MAX_SIZE = (1 << 31) - 1
+from deep_gemm.fields import MAX_DIM
 
 
 def check_tensor(name: str, value: Any) -> None:
@@ -59,7 +58,7 @@ def check_integer(name: str, value: Any, minimum: int = 0) -> int:
     """Return `value`, an int or what converts to one. Raises: ArgumentError beyond minimum..2^31 - 1, for a bool and
     for a tensor, which could make the host wait.
     """
-    if type(value) is int and minimum <= value <= MAX_SIZE:  # as nearly all are; what follows takes microseconds
+    if type(value) is int and minimum <= value <= MAX_DIM:  # as nearly all are; what follows takes microseconds
         return value
     if isinstance(value, torch.SymInt):
         return value
@@ -67,7 +66,7 @@ def check_integer(name: str, value: Any, minimum: int = 0) -> int:
         number = None if isinstance(value, (bool, torch.Tensor)) else operator.index(value)
     except TypeError:
         number = None
-    if number is None or not minimum <= number <= MAX_SIZE:
+    if number is None or not minimum <= number <= MAX_DIM:
         raise ArgumentError(f"{name} = {shorten(value)}: must be an int of {minimum}..2^31 - 1; pass such a number.")
     return number
 

@@ -57,6 +57,7 @@ void bind_device(py::module_& m) {
     m.def("power_suffix", &power_suffix, "limit_mw"_a, "default_mw"_a,
           "Return what the SKU of a board with this power limit ends with, '' near the default (milliwatts; 0: "
           "unknown).");
+    m.attr("WHOLE_GPU_SMS") = kWholeGpuSms;
     m.attr("KNOWN_DEVICES") = py::tuple(py::cast(known_device_names()));
     py::class_<Device>(m, "Device", "What selection needs to know of a GPU. Immutable; makes no CUDA call.")
         .def(py::init(&make_python_device), "name"_a, "sm_count"_a, py::kw_only(), "sku"_a = py::none(),
@@ -76,6 +77,7 @@ void bind_device(py::module_& m) {
         .def_readonly("l2_bytes", &Device::l2_bytes)
         .def_readonly("clock_mhz", &Device::clock_mhz)
         .def_readonly("memory_gbps", &Device::memory_gbps)
+        .def_readonly("tensor_ratio", &Device::tensor_ratio)
         .def_property_readonly(
             "compute_capability",
             [](const Device& self) { return std::pair<int, int>(self.compute_major, self.compute_minor); })

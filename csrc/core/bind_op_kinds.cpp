@@ -1,5 +1,6 @@
 // _C.OP_KINDS, _C.PROBLEM_FIELDS and _C.CONFIG_FIELDS.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "core/bind_fields.hpp"
 #include "core/bindings.hpp"
@@ -103,6 +104,8 @@ void bind_op_kinds(py::module_& m) {
         problem_fields.append(py::cast(&field, py::return_value_policy::reference));
     for (const Field& field : kConfigFields) config_fields.append(py::cast(&field, py::return_value_policy::reference));
     m.attr("PROBLEM_FIELDS") = py::tuple(problem_fields);
+    m.attr("HEAD_SIZES") = py::tuple(py::cast(Problem::kHeadSizes));
+    m.attr("PAGE_SIZES") = py::tuple(py::cast(Problem::kPageSizes));
     m.attr("CONFIG_FIELDS") = py::tuple(config_fields);
     py::dict loop_knobs;
     for (const LoopKnob& knob : kLoopKnobs) loop_knobs[name_knob(knob)] = knob.word;

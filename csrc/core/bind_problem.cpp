@@ -1,4 +1,4 @@
-// _C.OP_KINDS, _C.PROBLEM_FIELDS, _C.CONFIG_FIELDS, _C.Problem and _C.Config.
+// _C.Problem and _C.Config.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

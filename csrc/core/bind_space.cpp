@@ -72,6 +72,7 @@ void bind_legality(py::module_& m) {
     m.attr("LAUNCH_ABI") = kLaunchAbi;
     m.attr("STAGE_K_BYTES") = kStageKBytes;
     m.attr("ANY_TILE_ALIGNMENT") = kAnyTileAlignment;
+    m.attr("MIN_VECTOR_LOOP_COLUMNS") = kMinVectorLoopColumns;
     m.attr("TILE_QUEUE_BYTES") = kTileQueueBytes;
     m.def("is_legal", &is_legal, "problem"_a, "config"_a, "device"_a,
           "Return whether `config` may run; never depends on m, n or k.");

@@ -220,8 +220,8 @@ void append_wide_swapped(std::vector<Config>& space, const Problem& variant, con
 
 // Problems of one op kind whose words, and numbers of heads, are all legal, each by itself: a bound on its variants.
 constexpr size_t count_variants(const OpKind& kind) {
-    constexpr size_t kHeadSizes = 3, kPages = 2;
-    size_t count = kind.is_logits() ? kHeadSizes * size_t(Problem::kMaxHeads / Problem::kHeadsUnit) : 1;
+    constexpr size_t kHeads = Problem::kHeadSizes.size(), kPages = Problem::kPageSizes.size();
+    size_t count = kind.is_logits() ? kHeads * size_t(Problem::kMaxHeads / Problem::kHeadsUnit) : 1;
     if (kind.is_paged()) count *= kPages * size_t(Problem::kMaxNextN);
     for (const ProblemField& field : kProblemFields)
         if (field.type == FieldType::kWord) count *= size_t(std::popcount(field.legal(kind)));

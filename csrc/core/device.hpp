@@ -11,6 +11,9 @@ namespace deep_gemm {
 // Largest shared memory of one CTA on SM90: 227 KiB (CUDA programming guide, table of compute capabilities).
 inline constexpr int64_t kSm90SmemBytes = 232448;
 
+// With fewer SMs a GPU counts as a slice of one: it may have no GPC with room for a cluster of eight CTAs.
+inline constexpr int kWholeGpuSms = 64;
+
 struct Device {
     std::string name;
     std::string sku;  // slug(name)-sm<count>[-mig<profile>][-<watts>w], see power_suffix

@@ -3,6 +3,8 @@
 // (benchmarks/fit_rates.py, docs/search.md); other SM90 GPUs are scaled from them by SM count, clock and bandwidth.
 #pragma once
 
+#include <iterator>
+
 namespace deep_gemm {
 
 struct HeuristicRates {
@@ -100,6 +102,9 @@ inline constexpr RateField kRateFields[] = {
     {"bf16_base_ns", &HeuristicRates::bf16_base_ns},
     {"bf16_slope_ns", &HeuristicRates::bf16_slope_ns},
 };
+
+// A rate that is not in the table would not count in heuristic_version, and be no part of a fit.
+static_assert(sizeof(HeuristicRates) == std::size(kRateFields) * sizeof(double), "name every rate in kRateFields");
 
 // Raise it when a formula of heuristic.cpp or what it asks of legality.cpp changes; the constants are hashed by
 // themselves. Not for loop_rule.cpp: no estimate hangs on it, and trees judge whatever configs the shortlist has. Nor

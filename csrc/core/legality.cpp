@@ -15,7 +15,6 @@ constexpr int kRegisterLimitTwoWarpgroups = 232, kRegisterLimitOneWarpgroup = 24
 // Addresses, descriptors, scales and loop state beside the accumulators. A pipelined tile keeps fewer of them live at
 // once. Tiles at the limit (64x144 and 128x128 pipelined, 128x192, 256x128) compile without spills.
 constexpr int kRegisterOverhead = 40, kPipelinedRegisterOverhead = 16, kPeerRegisters = 12;
-constexpr int kScaleSteps = 8;  // K steps in a buffer of the scale ring: the 32-byte sector of a row-major row
 // Two partial accumulators of more columns do not fit beside the final one. Swapped tiles gain more from few registers,
 // which let several CTAs share an SM, than from two accumulators (H200, m 64, n 2112, k 7168, split 4: 9.9 us with
 // one, 14.5 with two).
@@ -43,7 +42,7 @@ int64_t stage_scale_bytes(const Problem& problem, const Config& config) {
 
 int64_t scale_ring_bytes(const Problem& problem, const Config& config) {
     const int64_t pitch = int64_t(config.block_m) + (problem.recipe == Recipe::k1d1d ? config.block_n : 2);
-    return align_up(scale_ring_buffers(problem, config) * kScaleSteps * 4 * pitch, 128);
+    return align_up(scale_ring_buffers(problem, config) * kRingSteps * 4 * pitch, 128);
 }
 
 // Buffers of block scales of up to two blocks, and their barriers.

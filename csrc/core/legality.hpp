@@ -29,6 +29,7 @@ inline constexpr int kSmRegisters = 65536;
 inline constexpr int64_t kSmSmemBytes = 233472, kSmemReservedBytes = 1024;
 inline constexpr int kMaxBlocksPerSm = 3;  // CTAs; more were never faster
 inline constexpr int kMaxStages = 32;
+inline constexpr int kRingSteps = 8;  // K steps in a buffer of the scale ring: the 32-byte sector of a row-major row
 inline constexpr int64_t kTileQueueBytes = 384;             // grouped kernels: tiles on their way to the math warps
 inline constexpr int32_t kAnyTileAlignment = 15360;         // every token side of a tile divides it
 inline constexpr int kBlockSteps = 128, kBlockBuffers = 2;  // scale_warp: K steps in a buffer of block scales

@@ -121,7 +121,7 @@ std::vector<Config> get_logits_space(const Problem& variant, const Device& devic
 std::vector<Problem> make_logits_representatives(Op op) {
     std::vector<Problem> variants;
     const bool is_paged = op_kind(op).is_paged();
-    for (int64_t head_dim : {32, 64, 128})
+    for (int64_t head_dim : Problem::kHeadSizes)
         for (int32_t heads = int32_t(Problem::kHeadsUnit); heads <= Problem::kMaxHeads; heads += Problem::kHeadsUnit)
             for (int32_t next_n = 1; next_n <= (is_paged ? Problem::kMaxNextN : 1); ++next_n)
                 variants.push_back({.op = op,

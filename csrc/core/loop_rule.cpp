@@ -13,7 +13,6 @@ constexpr int64_t kMinSteps = 12;             // at 4 steps all of them lose, up
 constexpr int64_t kScaleWarpStepsOfOne = 32;  // 64 rows: up to 18 % won at 56 steps; at 16 not all gain
 constexpr int64_t kEarlyScaleWarpSteps = 16;  // for most of them, see pays_scale_warp
 constexpr int kMaxScaleWarpColumns = 144;     // of 64 rows: 64x160 and 64x192 lose 1.5 % (sweeps, 525)
-constexpr int kRingSteps = 8;                 // of a buffer in the ring of scales of any layout
 constexpr int64_t kMinVectorSteps = 8;        // columns have scales of their own, D is FP32: 8 to 13 % won at 8 and 10
 constexpr int64_t kMinHalfVectorSteps = 32;   // and where D is BF16
 constexpr int64_t kMinNarrowLoopSteps = 60;   // 128x80 where K ends within a round

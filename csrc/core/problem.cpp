@@ -102,9 +102,9 @@ std::string broken_logits_rule(const Problem& problem) {
     if (!kind.is_logits()) return "";
     if (problem.heads < 1 || problem.heads % Problem::kHeadsUnit != 0)
         return clause("heads", problem, "must be a multiple of 8 within 8..128; pass the heads of the queries");
-    if (problem.k != 32 && problem.k != 64 && problem.k != 128)
+    if (!Problem::is_head_size(problem.k))
         return clause("k", problem, "attention logits have heads of 32, 64 or 128; pass one of them");
-    if (kind.is_paged() && problem.block_kv != 32 && problem.block_kv != 64)
+    if (kind.is_paged() && !Problem::is_page_size(problem.block_kv))
         return clause("block_kv", problem, "must be 32 or 64; pass the keys in a page");
     if (problem.m % problem.next_n != 0)
         return clause("m", problem, "must be a multiple of next_n; pass all tokens of every sequence");

@@ -2,6 +2,7 @@
 // deep_gemm/identity.py from these fields; fields at their default are left out, so that a new field keeps all keys.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -21,6 +22,10 @@ struct Problem {
     static constexpr int64_t kMaxAlignment = 1 << 16;
     static constexpr int64_t kHeadsUnit = 8, kMaxHeads = 128;  // heads of attention logits
     static constexpr int64_t kMaxNextN = 8;
+    static constexpr std::array<int64_t, 3> kHeadSizes{32, 64, 128};  // elements of a head
+    static constexpr std::array<int64_t, 2> kPageSizes{32, 64};       // keys of a page
+    static constexpr bool is_head_size(int64_t size) { return std::ranges::find(kHeadSizes, size) != kHeadSizes.end(); }
+    static constexpr bool is_page_size(int64_t keys) { return std::ranges::find(kPageSizes, keys) != kPageSizes.end(); }
     enum : uint8_t { kCompileM = 1, kCompileN = 2, kCompileK = 4 };
 
     Op op{};
@@ -138,7 +143,7 @@ inline constexpr auto kProblemFields = std::to_array<ProblemField>({
     fields::make_count<&Problem::next_n, &OpKind::is_paged>(
         {"next_n", 1, Problem::kMaxNextN, 1, false}, "Tokens of each sequence of paged attention logits."),
     fields::make_count<&Problem::block_kv, &OpKind::is_paged>(
-        {"block_kv", 0, 64, 0, false}, "Keys in a page of paged attention logits: 32 or 64; 0: no such op."),
+        {"block_kv", 0, Problem::kPageSizes.back(), 0, false}, "Keys in a page of paged attention logits: 32 or 64; 0: no such op."),
 });
 // clang-format on
 

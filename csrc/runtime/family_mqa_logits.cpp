@@ -55,7 +55,7 @@ void check_heads(const QuerySizes& query) {
     if (query.heads < 1 || query.heads > Problem::kMaxHeads || query.heads % Problem::kHeadsUnit != 0)
         fail_shape("heads = " + std::to_string(query.heads) +
                    ": must be a multiple of 8 within 8..128; pad the heads of q with zeros, and their weights.");
-    if (query.head_dim != 32 && query.head_dim != 64 && query.head_dim != 128)
+    if (!Problem::is_head_size(query.head_dim))
         fail_shape("head_dim = " + std::to_string(query.head_dim) +
                    ": must be 32, 64 or 128; pad q and the keys with zeros.");
     check_limit("tokens", query.tokens);
@@ -89,7 +89,7 @@ Sizes check_unpaged(const Call& call) {
 void check_pages(const Operand& pages, int64_t head_dim) {
     check_rank(pages, {{"pages", 0}, {"block_kv", 0}, {"1", 1}, {"head_dim + 4", 0}});
     const int64_t block_kv = pages.view.shape[1];
-    if (block_kv != 32 && block_kv != 64)
+    if (!Problem::is_page_size(block_kv))
         fail_shape("kv_cache.shape[1] = " + std::to_string(block_kv) +
                    ": a page must hold 32 or 64 keys; use such a block_kv.");
     check_shape(

@@ -12,9 +12,6 @@ constexpr unsigned kThreads = 256;
 constexpr int64_t kTile = 32, kChunk = 32, kElementsOfLoad = 8;
 constexpr int64_t kParts = 8;         // CTAs of a cluster: as many as every GPU places
 constexpr int64_t kMostChunks = 256;  // of K in all: a CTA's share is 128 KiB
-// A cluster waits for SMs of one GPC. A slice of a GPU may have none with so many, and beside a limit on SMs something
-// else may hold on to them.
-constexpr int kFewestSms = 64;
 
 // Elements from one matrix to the next; 0 for the one matrix of a single group.
 int64_t group_pitch(const TensorView& view) { return view.shape[0] > 1 ? view.strides[0] : 0; }
@@ -31,7 +28,8 @@ bool is_small_sum(const Problem& problem, int sm_count) {
     if (!op_kind(problem.op).is_summed() || problem.batch_invariant) return false;
     const bool is_loadable =
         problem.a_major == Major::kK && problem.b_major == Major::kK && problem.k % kElementsOfLoad == 0;
-    const bool is_whole = sm_count >= kFewestSms && (problem.num_sms == 0 || problem.num_sms >= sm_count);
+    // A cluster waits for SMs of one GPC, and beside a limit on SMs something else may hold on to them.
+    const bool is_whole = sm_count >= kWholeGpuSms && (problem.num_sms == 0 || problem.num_sms >= sm_count);
     const int64_t tiles = ceil_div(problem.m, kTile) * ceil_div(problem.n, kTile);
     const int64_t chunks = problem.num_groups * ceil_div(problem.k, kChunk);
     return is_loadable && is_whole && tiles * kParts <= sm_count && chunks <= kMostChunks;

@@ -143,6 +143,7 @@ void bind_selector_class(py::module_& m) {
 void bind_selector(py::module_& m) {
     m.attr("NUM_RANKED") = kNumRanked;
     m.attr("MAX_RESIDUAL") = kMaxResidual;
+    m.attr("HULL_SLACK") = kHullSlack;
     bind_choice(m);
     bind_selector_class(m);
 }

@@ -12,8 +12,6 @@
 namespace deep_gemm {
 namespace {
 
-constexpr double kHullSlack = 1e-6;  // relative; float32 rounding of a stored bound is 6e-8
-
 Config read_config(std::span<const int32_t> row, Op op, const Device& device) {
     ConfigValues values;
     for (size_t i = 0; i < values.size(); ++i) {

@@ -14,6 +14,9 @@
 
 namespace deep_gemm {
 
+// What a feature may lie outside the hull, as a share of the bound: float32 rounding of a stored bound is 6e-8.
+inline constexpr double kHullSlack = 1e-6;
+
 [[noreturn]] void refuse(const std::string& what);  // throws Error(kModel) with the remedy
 
 // An op kind's metadata and arrays as an artefact holds them, with the names and the meaning that deep_gemm/artifact.py

@@ -253,7 +253,7 @@ def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
 def _canonical_logits(op: str, device: "_C.Device") -> list[tuple["_C.Problem", "_C.Config"]]:
     """Return the canonical cases of attention logits."""
     is_paged = OP_KINDS[op].is_paged
-    pages = [{"next_n": next_n, "block_kv": block_kv} for next_n in (1, 2, 6) for block_kv in (32, 64)]
+    pages = [{"next_n": next_n, "block_kv": block_kv} for next_n in (1, 2, 6) for block_kv in _C.PAGE_SIZES]
     variants = _merge(
         [{"heads": heads} for heads in (8, 32, 64, 128)],
         [{"d_dtype": d_dtype} for d_dtype in OP_KINDS[op].d_dtypes],
@@ -262,7 +262,7 @@ def _canonical_logits(op: str, device: "_C.Device") -> list[tuple["_C.Problem", 
     problems = [
         _C.Problem(op, variant.get("next_n", 1), 1, head_dim, **variant)
         for variant in variants
-        for head_dim in (32, 64, 128)
+        for head_dim in _C.HEAD_SIZES
     ]
     configs = [
         _C.Config(tokens, keys, num_stages) for tokens in (1, 2, 4) for keys in (128, 192) for num_stages in (4, 8)

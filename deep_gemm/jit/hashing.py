@@ -29,15 +29,17 @@ _INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"(deep_gemm/[a-z0-9_/]+\.cuh
 _LITERAL_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])*\')|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
 
-def get_included_headers(source: str) -> dict[str, str]:
-    """Return the device headers that `source` includes, directly or not: {include name: text}, sorted by name.
+def get_included_headers(source: str, include: Path | None = None) -> dict[str, str]:
+    """Return the device headers in a folder, the package's by default, that `source` includes, directly or not:
+    {include name: text}, sorted by name.
 
-    A header that the package does not have is left out: the compiler reports it better.
+    A header that the folder does not have is left out: the compiler reports it better.
     """
     headers, pending = {}, [source]
+    read = _read_header.__wrapped__ if include else _read_header  # the package's are asked for again and again
     while pending:
         for name in _INCLUDED.findall(pending.pop()):
-            text = None if name in headers else _read_header(name)
+            text = None if name in headers else read((include or _INCLUDE) / name)
             if text is not None:
                 headers[name] = text
                 pending.append(text)
@@ -45,8 +47,7 @@ def get_included_headers(source: str) -> dict[str, str]:
 
 
 @functools.cache
-def _read_header(name: str) -> str | None:
-    path = _INCLUDE / name
+def _read_header(path: Path) -> str | None:
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 

@@ -15,7 +15,7 @@ FP8, FP32, INT, BYTES = "float8_e4m3fn", "float32", "int32", "uint8"
 Q, KEYS, SCALES, WEIGHTS, FIRST, SECOND, D, SCHEDULE = (16 << 20 | number << 12 for number in range(8))
 #: The twin of MqaParams in deep_gemm/include/deep_gemm/mqa_types.cuh.
 PARAMS = struct.Struct("<QQQQQqqqIIIIII8x")
-NAMES = ("first", "second", "schedule", "rows", "out", "out_pitch", "lengths_stride", "table_stride", "num_tokens",
+NAMES = ("first", "second", "schedule", "unused", "out", "out_pitch", "lengths_stride", "table_stride", "num_tokens",
          "columns", "num_kv", "num_slots", "flags", "zero")  # fmt: skip
 UINT8_TYPE, FLOAT_TYPE = 0, 7
 
