@@ -15,13 +15,14 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C
+from tuner.measure.operands import DTYPES
+from tuner.problems.fields import MAJORS
 
 from .harness import Family, main
 from .product import Product
 
 #: Whether the memory of A and of B holds the transposed matrix. In nt neither does: both are K-major.
-TRANSPOSED = {"nt": (False, False), "nn": (False, True), "tn": (True, True), "tt": (True, False)}
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+TRANSPOSED = {layout: (a_major == "mn", b_major == "mn") for layout, (a_major, b_major) in MAJORS.items()}
 
 
 class DenseBf16(Product):

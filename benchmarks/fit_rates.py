@@ -21,13 +21,13 @@ a mean is geometric, and neither problems that lack part of the space nor masked
 """
 
 import argparse
+import importlib.util
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import cmaes
 import numpy as np
 from joblib import Parallel, delayed
 
@@ -172,6 +172,8 @@ def apply(names: list[str], steps: np.ndarray, start: dict[str, float]) -> dict[
 
 def fit(scorer: Scorer, start: dict[str, float], generations: int, seed: int) -> dict[str, float]:
     """Return the rates with the smallest cost that CMA-ES finds from `start`."""
+    import cmaes  # here, because --help needs no more than the tuner
+
     names = find_rates(scorer, start)
     search = cmaes.CMA(mean=np.zeros(len(names)), sigma=FIRST_STEP, seed=seed)
     best, best_cost = np.zeros(len(names)), scorer.cost(start)
@@ -344,6 +346,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("--record: needs folds, --whole, and the GPU model's own rates and every op kind")
     if args.record and not (args.blur > 0.0 and args.generations > 0):
         parser.error("--record: needs --blur and --generations above 0: the package's rates have seen every fold")
+    if importlib.util.find_spec("cmaes") is None:
+        parser.error("needs the package cmaes: run `pip install cmaes`")
     return args
 
 

@@ -202,7 +202,8 @@ def make_meta(family: Family, device, args: argparse.Namespace, is_complete: boo
         "complete": is_complete,
         "seconds": round(seconds, 1),
         "timer": (
-            "CUPTI kernel duration through torch.profiler; before each call a kernel reads 512 MB with ordinary loads"
+            f"CUPTI kernel duration through torch.profiler; before each call a kernel reads {FLUSH_BYTES >> 20} MB with"
+            " ordinary loads"
             " (clean cold L2); PDL off"
         ),
         "order": family.name_order(bool(version)),

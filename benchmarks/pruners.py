@@ -21,6 +21,7 @@ from optuna.trial import TrialState
 from tuner.db.rows import MeasurementRow
 from tuner.learn.sources import open_database
 from tuner.measure import statistics
+from tuner.measured import TIMED
 from tuner.search.problem_run import EFFORTS
 
 #: Configs that a problem must have.
@@ -58,7 +59,7 @@ def load_problems(database: str, count: int) -> list[tuple[np.ndarray, np.ndarra
         rows = store.load_measurements(role="search")
     blocks: dict[int, list[MeasurementRow]] = {}
     for row in rows:
-        if row.ratio and row.status in ("ok", "censored"):
+        if row.ratio and row.status in TIMED:
             blocks.setdefault(row.block.block_id, []).append(row)
     found = [describe_block(block) for block in blocks.values() if len(block) >= LEAST_CONFIGS]
     return [found[place] for place in np.linspace(0, len(found) - 1, min(count, len(found))).astype(int)]

@@ -41,13 +41,13 @@ from sqlalchemy import (
 
 from deep_gemm import _C
 from deep_gemm.fields import CONFIG_FIELDS, PROBLEM_FIELDS
+from tuner.measured import STATUSES
 
 APPLICATION_ID = 0x44474D54  # "DGMT", bytes 68-71 of the file: other applications' files are refused
 SCHEMA_VERSION = 6  # user_version of the file; raised by every migration
 REVISION = "0006"  # the newest migration
 
 ROLES = ("search", "confirm")
-STATUSES = ("ok", "censored", "incorrect", "compile_error", "crash", "timeout", "spill", "skipped")
 SWEEP_STATUSES = ("running", "finished", "interrupted", "failed")
 BLOCK_STATUSES = ("open", "finished", "failed")
 COMPILERS = ("nvrtc", "nvcc")

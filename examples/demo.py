@@ -113,9 +113,9 @@ def learn(out: Path, database: Path) -> Path:
     return next(models.glob("*.dgsel"))
 
 
-def choose(problem: "_C.Problem", device: "_C.Device", artefact: Path, mode: str) -> "_C.Choice":
-    """Return the artefact's choice; `mode` model leaves its exact table out."""
-    return Selector(artefact.read_bytes()).choose(problem, device, mode=mode)
+def choose(problem: "_C.Problem", device: "_C.Device", artefact: Path) -> "_C.Choice":
+    """Return the artefact's choice, which a call would run: by its exact table where that has the problem."""
+    return Selector(artefact.read_bytes()).choose(problem, device)
 
 
 def multiply(problem: "_C.Problem", place: str) -> float:
@@ -196,16 +196,16 @@ def compare_on_gpu(artefact: Path, device: "_C.Device", left_out: dict) -> list[
 
 def compare_recorded(artefact: Path, database: Path, left_out: dict) -> list[dict]:
     """Look the times of the heuristic's pick and of the choices up in the recorded sweep, evenly over its full-space
-    problems.
+    problems of the plain variant, which `m`, `n` and `k` name.
 
     A problem of which the sweep lacks a choice, such as one with knobs that a later rule gives, is left out.
     """
     with open_database(str(database)) as store:
         data = load_dataset(store, "", op=OP)
-    known, full = [], np.flatnonzero(data.full_space).tolist()
+    known, full = [], [index for index in np.flatnonzero(data.full_space).tolist() if is_plain(data.problems[index])]
     for index in full:
         problem = data.problems[index]
-        choice = choose(problem, data.device, artefact, "model")
+        choice = choose(problem, data.device, artefact)
         if choice.config in timed_configs(data, index):
             known.append((index, choice))
     if len(known) < len(full):
@@ -221,6 +221,11 @@ def compare_recorded(artefact: Path, database: Path, left_out: dict) -> list[dic
         }
         rows.append(make_row(problem, times, before, choice, left_out.get(problem.key)))
     return rows
+
+
+def is_plain(problem: "_C.Problem") -> bool:
+    """Return whether a problem has no other fields than its sizes."""
+    return problem.key == _C.Problem(OP, problem.m, problem.n, problem.k).key
 
 
 def timed_configs(data, index: int) -> dict:

@@ -5,6 +5,11 @@ Imports nothing of the library, because the process that only passes messages on
 
 from dataclasses import dataclass
 
+#: Statuses of results that have a time, of configs that cannot be used, and all.
+TIMED = ("ok", "censored")
+FAILURES = ("incorrect", "compile_error", "crash", "timeout", "spill")
+STATUSES = (*TIMED, *FAILURES, "skipped")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:

@@ -31,7 +31,7 @@ COMPARE_DEFECTS: Defects = {
         ('or verdict == "faster"', "or True"),
         ('("config", "chosen") or len(finding.values) >= MIN_PROBLEMS', "() or True"),
         ("        and age(row) >= newest.get(", "        and age(row) > newest.get("),
-        ("(row.status in BROKEN or is_quarantined(row))", "row.status in BROKEN"),
+        ("(row.status in FAILURES or is_quarantined(row))", "row.status in FAILURES"),
         (
             'return row.status == "skipped" and (row.error or "").startswith(QUARANTINED)',
             'return row.status == "skipped"',

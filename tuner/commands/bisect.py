@@ -38,6 +38,7 @@ def bisect(
     from tuner.compare import revisions
     from tuner.compare.comparison import Options, compare_sets
     from tuner.compare.kernel_sets import Clone
+    from tuner.measure.devices import choose_visible_device
 
     clone = Clone.here(work)
     options = Options(choose_problems([m, n, k], None, "", op, problem_fields), any_bits=any_bits, device=device)
@@ -51,6 +52,7 @@ def bisect(
         raise errors.InconclusiveError(
             f"{good} and {bad} have the same kernels of {kind}: there is nothing to find; name other revisions or --op"
         )
+    choose_visible_device(device)  # before minutes of building: whether there is one
     oldest, steps = clone.make_set(listed[0]), []
 
     def is_slower(revision: str) -> bool:

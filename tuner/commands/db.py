@@ -15,6 +15,7 @@ from tuner.commands.problem_options import OP_HELP, add_field_parameters
 from tuner.commands.rankings import print_ranking
 from tuner.commands.tables import WIDTH, AsJson, format_table
 from tuner.credentials import hide_credentials
+from tuner.measured import FAILURES
 from tuner.problems.fields import OP_NAMES
 
 Database = Annotated[
@@ -338,7 +339,7 @@ def get_place(entry: dict) -> tuple:
 def describe_counts(entry: dict) -> tuple:
     """Return the cells of one identity."""
     statuses = entry["statuses"]
-    failed = entry["rows"] - statuses.get("ok", 0) - statuses.get("censored", 0)
+    failed = sum(statuses.get(status, 0) for status in FAILURES)
     counts = (entry["problems"], entry["configs"], entry["rows"], statuses.get("censored", 0), failed)
     return entry["op"], entry["kernel_hash"][:8], *counts, entry["last"][:10]
 

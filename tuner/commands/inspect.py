@@ -6,6 +6,7 @@ import typer
 
 from tuner.commands import options as shared_options
 from tuner.commands.tables import format_table
+from tuner.measured import FAILURES
 from tuner.problems.fields import OP_NAMES
 
 ROW_HEADINGS = ("op kind", "kernel", "current", "rows", "ok", "dropped", "failed", "stale", "newest")
@@ -60,7 +61,7 @@ def print_rows(found: list[dict]) -> None:
 def describe_rows(found: dict) -> tuple:
     """Return the cells of one op kind."""
     hashes, statuses = found["kernel_hash"], found["failures"]["statuses"]
-    failed = sum(count for status, count in statuses.items() if status not in ("ok", "censored"))
+    failed = sum(count for status, count in statuses.items() if status in FAILURES)
     counts = (found["rows"], statuses.get("ok", 0), statuses.get("censored", 0), failed, found["stale"]["rows"])
     newest = max((entry["newest"] for entry in found["identities"]), default="-")
     return (

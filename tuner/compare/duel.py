@@ -21,6 +21,7 @@ from tuner.measure import statistics
 from tuner.measure.records import Plan
 from tuner.measure.sets import Entry, make_sets_job
 from tuner.measure.worker_client import WorkerFailure
+from tuner.measured import TIMED
 
 #: Smaller differences than this share are no finding: configs that differ by so little tie in a sweep, too.
 MIN_DIFFERENCE = statistics.TIE_RATIO
@@ -173,7 +174,7 @@ class Duel:
             pair.error = f"{blamed}{failure.kind}: {failure}"
             return
         for row in report["results"]:
-            if row["status"] not in ("ok", "censored"):
+            if row["status"] not in TIMED:
                 pair.verdict, side = "wrong", "new" if row["config"] == NEW else "old"
                 pair.error = f"{side}: {row.get('error') or row['status']}"
             elif row["role"] == "confirm":

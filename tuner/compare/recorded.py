@@ -42,6 +42,7 @@ from tuner.compare.noise import Noise, estimate_noise, mean_chance, mean_interva
 from tuner.db.rows import MeasurementRow, WinnerRow
 from tuner.measure import statistics
 from tuner.measure.records import QUARANTINED
+from tuner.measured import FAILURES
 from tuner.problems.regimes import is_sentinel
 
 #: Fewer common problems are not enough for an answer, nor fewer problems of a config.
@@ -54,8 +55,6 @@ BY_MEAN = ("whole", "config")
 MAX_SHIFT = 0.01
 #: Pairs are judged where A's time is within this share of the problem's best: the others nobody runs.
 NEAR = 0.05
-#: Statuses of configs that cannot be used.
-BROKEN = ("incorrect", "compile_error", "crash", "timeout", "spill")
 
 
 class Side(NamedTuple):
@@ -305,7 +304,7 @@ def find_failing(of_a: list[MeasurementRow], of_b: list[MeasurementRow]) -> list
             "error": " ".join((row.error or "").split())[-200:],
         }
         for row in of_b
-        if (row.status in BROKEN or is_quarantined(row))
+        if (row.status in FAILURES or is_quarantined(row))
         and row.config_key in found_a.get(row.block.problem_key, {})
         and age(row) >= newest.get(row.block.problem_key, ("", 0))
     ]

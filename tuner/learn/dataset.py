@@ -30,6 +30,7 @@ from tuner.learn.entries import (
 )
 from tuner.learn.families import find_families
 from tuner.learn.sources import find_device
+from tuner.measured import FAILURES, TIMED
 from tuner.problems.fields import OPS, kernel_identity
 from tuner.problems.regimes import is_own, is_rested, is_simulated, name_rested
 from tuner.problems.shapes import model_names
@@ -46,7 +47,6 @@ CONFIG_ORDER = (
     *("block_m", "block_n", "block_k", "cluster_m", "cluster_n", "split_k", "swap_ab", "num_stages"),
     *("loop", "scale_warp", "tile_barrier", "reduce_add"),
 )
-FAILURES = ("incorrect", "compile_error", "crash", "timeout", "spill")
 #: Failures of one kernel; other variants of the op kind may still use its config.
 BUILD_FAILURES = ("compile_error", "spill")
 #: Problems whose rows are in memory together.
@@ -267,7 +267,7 @@ def find_failed(rows: list[MeasurementRow]) -> dict[_C.Config, bool]:
     failures = [row for row in rows if row.status in FAILURES]
     fine: dict[tuple, int] = {}
     for row in rows if failures else ():
-        if row.status in ("ok", "censored"):
+        if row.status in TIMED:
             fine[find_way(row)] = max(count_stored_draws(row.block.workload), fine.get(find_way(row), 0))
     failed: dict[_C.Config, bool] = {}
     for row in failures:

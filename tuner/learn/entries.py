@@ -15,6 +15,7 @@ import numpy as np
 
 from deep_gemm import _C
 from tuner.db.rows import MeasurementRow
+from tuner.measured import TIMED
 from tuner.problems.fields import kernel_identity
 from tuner.problems.regimes import is_rested
 from tuner.problems.workload import count_stored_draws
@@ -81,7 +82,7 @@ def find_pick(problem, rows: list[MeasurementRow], device: _C.Device) -> _C.Conf
     """
     pick = _C.get_analytic_config(problem, device)
     tile = _C.without_loop_knobs(pick)
-    timed = {row.config for row in rows if row.status in ("ok", "censored") and to_value(row)}
+    timed = {row.config for row in rows if row.status in TIMED and to_value(row)}
     known = [tile, *sorted((config for config in timed if _C.without_loop_knobs(config) == tile), key=str)]
     is_seen = any(row.config == pick for row in rows)  # a pick that failed is not replaced: it would run, too
     return pick if is_seen else next((config for config in known if config in timed), pick)
@@ -138,7 +139,7 @@ def relative_rows(block_rows: list[MeasurementRow], heuristic, offsets: dict) ->
     found = []
     for row in block_rows:
         anchor = anchors.get(row.role, next(iter(anchors.values()), None))
-        if anchor is not None and row.status in ("ok", "censored") and (value := to_value(row)):
+        if anchor is not None and row.status in TIMED and (value := to_value(row)):
             state = CENSORED if row.status == "censored" else CONFIRMED if row.role == "confirm" else SEARCHED
             found.append(Value(row.config, state, math.log(value) - anchor))
     return found
@@ -168,9 +169,7 @@ def to_value(row: MeasurementRow) -> float | None:
 
 def heuristic_time(rows: list[MeasurementRow], heuristic) -> float:
     """Return the median time of the heuristic's pick in microseconds, NaN where no row has it."""
-    times = [
-        row.median_us for row in rows if row.status in ("ok", "censored") and row.median_us and row.config == heuristic
-    ]
+    times = [row.median_us for row in rows if row.status in TIMED and row.median_us and row.config == heuristic]
     return float(np.median(times)) if times else math.nan
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from deep_gemm.jit import hashing
 from tuner.db.summaries import BlockSummary, Failure, add_statuses
-from tuner.learn.dataset import FAILURES
+from tuner.measured import FAILURES
 from tuner.problems import shapes, workload
 from tuner.problems.regimes import is_own
 

@@ -124,14 +124,19 @@ def widen(features: np.ndarray, slack: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def is_inside(features: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return per row whether every feature lies in the hull (the run time's 1e-6 relative slack included)."""
-    slack = 1e-6 * np.maximum(np.abs(low), np.abs(high))
+    """Return per row whether every feature lies in the hull (the run time's relative slack included)."""
+    slack = _C.HULL_SLACK * np.maximum(np.abs(low), np.abs(high))
     return ((features >= low - slack) & (features <= high + slack)).all(axis=1)
 
 
 def predict(rows: ConfigRows, residuals: np.ndarray, inside: np.ndarray) -> np.ndarray:
     """Return the log of estimate x exp(residual) of each row, infinite outside the hull: what the run time compares."""
-    return np.where(inside, rows.estimate + np.clip(residuals, -_C.MAX_RESIDUAL, _C.MAX_RESIDUAL), np.inf)
+    return adjust(rows.estimate, residuals, inside)
+
+
+def adjust(estimates: np.ndarray, residuals: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """Return `predict` of estimates, which are logs of times."""
+    return np.where(inside, estimates + np.clip(residuals, -_C.MAX_RESIDUAL, _C.MAX_RESIDUAL), np.inf)
 
 
 def choose(data: Dataset, problems: np.ndarray, learned: Learned, rows: ConfigRows) -> Choices:

@@ -16,7 +16,7 @@ from deep_gemm import _C
 from tuner.db.rows import Identity
 from tuner.learn.dataset import Dataset, build_dataset
 from tuner.learn.families import find_families
-from tuner.learn.learner import Choices, Learned, Settings, choose, fit, list_ranked
+from tuner.learn.learner import Choices, Learned, Settings, adjust, choose, fit, is_inside, list_ranked
 from tuner.learn.portfolio import choose_portfolio
 from tuner.learn.residual import ConfigRows, Examples, fit_examples, make_config_rows, make_examples
 from tuner.learn.sources import known_or_none, recorded_boards
@@ -167,10 +167,13 @@ class Calibration:
         for place, problem in enumerate(problems):
             shortlist = list_ranked(problem, self.device, high)
             features = _C.get_config_features(problem, self.device, shortlist).astype(np.float32)
-            times = features[:, -1] + np.array([forest.predict(features) for forest in forests])
+            inside = is_inside(features, low, high)
+            if not inside[0]:  # the heuristic's pick: the run time then keeps it
+                doubts[place] = UNANSWERED
+                continue
+            times = np.array([adjust(features[:, -1], forest.predict(features), inside) for forest in forests])
             chosen = int(times.mean(axis=0).argmin())
-            is_known = ((features[0] >= low) & (features[0] <= high)).all()
-            doubts[place] = (times[:, chosen] - times.min(axis=1)).mean() if is_known else UNANSWERED
+            doubts[place] = (times[:, chosen] - times.min(axis=1)).mean()
         return doubts
 
     def learn(self, batch: list, data: Dataset) -> Round:

@@ -26,7 +26,7 @@ from tuner.measure.operands import OperandPool, get_factors, get_head_splits
 from tuner.measure.power import Draw, PowerMeter
 from tuner.measure.protocol import Job, parse_job
 from tuner.measure.race import Check
-from tuner.measure.records import Plan
+from tuner.measure.records import REPLAY_US, Plan
 from tuner.measure.telemetry import Telemetry
 from tuner.problems.fields import kernel_identity
 from tuner.problems.workload import Workload, make_draws, make_group_tensor
@@ -34,8 +34,6 @@ from tuner.problems.workload import Workload, make_draws, make_group_tensor
 DEVICE = "cuda"
 #: The regime of the default workload; part of a measurement's identity, see workload.name_regime.
 REGIME = "graph-cold"
-#: A replay lasts about this long: the launch of its graph, about 2 us, is then less than 1 %.
-REPLAY_US = 300.0
 #: A kernel that takes longer than this is launched once per replay.
 SINGLE_LAUNCH_US = 500.0
 MAX_LAUNCHES = 128

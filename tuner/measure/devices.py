@@ -20,8 +20,8 @@ def choose_visible_device(ordinal: int) -> str:
         count = count_visible_devices()
         if not count:
             raise errors.TunerError(
-                "this process sees no CUDA GPU; `python -m tuner doctor` says why, and without one"
-                " `python -m tuner sweep --dry-run` shows what would be measured"
+                "this process sees no CUDA GPU, and to measure takes one; `python -m tuner doctor` says why. Without"
+                " one work `sweep --dry-run`, `ab --compile-only`, `select --explain` and `warmup --device`"
             )
         if ordinal >= count:
             raise errors.UsageError(f"--device {ordinal}: this machine has {count} GPUs, counted from 0; name another")

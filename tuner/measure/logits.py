@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from deep_gemm import _C
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.logits import get_paged_mqa_logits_metadata, split_cache
 from deep_gemm.numerics import draw_factors, get_sums_error, make_bound
@@ -67,8 +68,15 @@ def make_set(problem, tensors: dict) -> LogitsSet:
     pages = torch.randperm(sum(counts), generator=generator).int().split(counts)
     table = torch.nn.utils.rnn.pad_sequence(pages, batch_first=True).to(device)
     lengths = torch.tensor(draw_lengths(problem), dtype=INT, device=device)
-    schedule = get_paged_mqa_logits_metadata(lengths, problem.block_kv, problem.num_sms or 132)
+    schedule = get_paged_mqa_logits_metadata(lengths, problem.block_kv, problem.num_sms or count_sms(device))
     return LogitsSet(scales=None, first=lengths, second=table, schedule=schedule, **tensors)
+
+
+def count_sms(device: torch.device) -> int:
+    """Return the SMs that callers schedule for: those of the GPU, on the CPU an H200's."""
+    if device.type != "cuda":
+        return _C.Device.known(_C.KNOWN_DEVICES[0]).sm_count
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def split_scales(problem, cache: torch.Tensor) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.numerics import SCALE_BLOCK
-from deep_gemm.quantize import align, ceil_div
+from deep_gemm.quantize import FP8_MAX, MIN_AMAX, align, ceil_div
 from tuner.measure import logits
 from tuner.problems.fields import is_fp8
 from tuner.problems.workload import (
@@ -32,7 +32,6 @@ from tuner.problems.workload import (
     make_groups,
 )
 
-FP8_MAX = 448.0
 #: The ring's bytes in units of the L2: a set comes round again only after everything in the cache was replaced.
 RING_L2_MULTIPLE = 3
 #: More sets than this would only be reached by problems of under 0.4 MB; the graphs of different configs start at
@@ -356,7 +355,7 @@ def make_fp8_pool(device: str, seed: int, num_bytes: int) -> torch.Tensor:
     for start in range(0, pool.numel(), CHUNK_BYTES):
         part = pool[start : start + CHUNK_BYTES]
         normals = torch.randn(part.numel() // SCALE_BLOCK, SCALE_BLOCK, generator=generator, device=device)
-        scaled = normals * (FP8_MAX / normals.abs().amax(1, keepdim=True).clamp_(min=1e-4))
+        scaled = normals * (FP8_MAX / normals.abs().amax(1, keepdim=True).clamp_(min=MIN_AMAX))
         part.copy_(scaled.to(torch.float8_e4m3fn).view(torch.uint8).view(-1))
     return pool
 

@@ -9,6 +9,9 @@ from typing import Any
 
 from tuner.measured import Measured
 
+#: A replay lasts about this long: the launch of its graph, about 2 us, is then less than 1 %.
+REPLAY_US = 300.0
+
 #: How the error of a row begins whose config was skipped because it had crashed or hung before.
 QUARANTINED = "quarantined: "
 

@@ -30,6 +30,8 @@ VARIANT_FIELDS = (*KERNEL_FIELDS, "batch_invariant")
 FEW_GROUPS = 4
 #: What a kernel for a problem is compiled for besides its config: equal for all problems that the kernel serves.
 kernel_identity = _C.kernel_identity
+#: The rows of A that one matrix of B meets on average, as far as the host knows: all of them but for groups of rows.
+get_group_rows = _C.rows_per_group
 
 
 def to_problem(row: Mapping) -> _C.Problem:
@@ -104,16 +106,6 @@ def read_op_name(name: str) -> tuple[str, dict]:
     if row.is_fp8:  # kernels read FP8 along K, whatever the function takes
         return row.kind, {"group_layout": "blocks"} if row.is_blocks else {}
     return row.kind, dict(zip(("a_major", "b_major"), MAJORS[row.layout], strict=True))
-
-
-def get_group_rows(problem: _C.Problem) -> int:
-    """Return the rows of A that one matrix of B meets on average, as far as the host knows: all of them but for groups
-    of rows.
-    """
-    kind = OP_KINDS[problem.op]
-    if kind.has_room:
-        return problem.expected_m or problem.m
-    return -(-problem.m // problem.num_groups) if kind.m_is_shared else problem.m
 
 
 def has_few_groups(problem: _C.Problem) -> bool:

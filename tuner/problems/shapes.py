@@ -41,7 +41,8 @@ DRAWN_MODEL = "drawn"
 #: The fields that every problem of a shape file has.
 SIZES = ("m", "n", "k")
 REMEDY = (
-    'a shape file has lines such as {"op": "fp8_gemm", "m": 64, "n": 2112, "k": 7168}, or is as docs/tuning.md says'
+    'a shape file has lines such as {"op": "fp8_gemm", "m": 64, "n": 2112, "k": 7168}, or is as'
+    " docs/tune-your-model.md says"
 )
 #: Rows that each masked group has room for, unless a preset says otherwise.
 MAX_M = 4096

@@ -8,6 +8,7 @@ from deep_gemm import _C
 from tuner.db.rows import MeasurementRow
 from tuner.learn.inspection import inspect
 from tuner.measure.statistics import quantile
+from tuner.measured import TIMED
 from tuner.problems import workload
 from tuner.problems.fields import get_tokens, get_weight_shape, variant_of
 from tuner.problems.regimes import is_own
@@ -15,7 +16,7 @@ from tuner.problems.regimes import is_own
 #: A weight with fewer different m gives no curve; of the others, so many are drawn.
 MIN_SIZES, MAX_WEIGHTS = 5, 4
 MAX_CONFIGS = 14
-#: FLOP a clock of one SM's tensor cores, and the bytes of an element of A and B, by op kind.
+#: FLOP a clock of one SM's tensor cores, of an H20's a quarter, and the bytes of an element of A and B, by op kind.
 RATES = {"fp8_gemm": (8192, 1), "bf16_gemm": (4096, 2)}
 D_BYTES = {"bf16": 2, "fp32": 4}
 
@@ -81,7 +82,7 @@ def make_block(rows: list[MeasurementRow]) -> Block | None:
     """Return a block with the ratio of each config, confirmed where that is known; None without its reference."""
     ratios = {}
     for row in sorted(rows, key=lambda row: row.role == "confirm"):
-        if row.ratio is not None and row.status in ("ok", "censored"):
+        if row.ratio is not None and row.status in TIMED:
             ratios[row.config] = row.ratio
     reference = [row.median_us for row in rows if row.is_reference and row.median_us]
     return Block(rows[0].block.problem, ratios, reference[0]) if reference and ratios else None
@@ -181,7 +182,7 @@ def collect_roofline(op: str, blocks: list[Block], device) -> dict | None:
         m, n, k = (problem[name] for name in "mnk")
         work, moved = 2.0 * m * n * k, size * k * (m + n) + D_BYTES[problem["d_dtype"]] * m * n
         points.append([round(work / moved, 3), round(work / (block.best * block.reference_us) * 1e-6, 3)])
-    peak = rate * device.sm_count * device.clock_mhz * 1e-6
+    peak = rate * device.tensor_ratio * device.sm_count * device.clock_mhz * 1e-6
     return {"name": op, "peak_tflops": peak, "memory_gbps": device.memory_gbps, "points": points}
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tuner.compare.sweep_formats import HEADINGS, list_cells
+from tuner.measured import FAILURES
 from tuner.pages import make_document
 from tuner.report import charts, collect, measured_speed
 from tuner.report.drawing import THEMES, Draw, to_svg
@@ -165,7 +166,7 @@ def add_coverage(page: Page, ops: list[dict]) -> None:
 def describe_rows(entry: dict) -> tuple:
     """Return the cells of an op kind."""
     statuses = entry["statuses"]
-    failed = sum(count for status, count in statuses.items() if status not in ("ok", "censored"))
+    failed = sum(count for status, count in statuses.items() if status in FAILURES)
     hashes = ((entry["kernel_hash"] or "")[:8], "yes" if entry["is_current"] else "no")
     counts = (entry["problems"], entry["rows"], statuses.get("ok", 0), statuses.get("censored", 0), failed)
     return (entry["op"], *hashes, *counts)

@@ -4,9 +4,7 @@ from dataclasses import dataclass, field
 
 from tuner.measure.records import Report, Result
 from tuner.measure.statistics import MAX_NOISE
-
-#: Statuses of results that have a time.
-TIMED = ("ok", "censored")
+from tuner.measured import TIMED
 
 
 @dataclass

@@ -11,6 +11,7 @@ from tuner import errors
 from tuner.measure.energy import ROUNDS
 from tuner.measure.power import AVERAGED_S, TICK_LIMIT_S, WARM_UP_S
 from tuner.measure.records import Plan
+from tuner.measured import TIMED
 
 #: How long a config runs while its power is read. NVML's counter has one to ten ticks in this time.
 WINDOW_S = 0.25
@@ -48,7 +49,7 @@ def choose_configs(results: Iterable, count: int) -> list:
     These are the `count` fastest of those with confirmation rounds, or EVERY one that was right, slow ones included.
     `results` are Results or MeasurementRows.
     """
-    right = [row for row in results if row.status in ("ok", "censored") and row.ratio is not None]
+    right = [row for row in results if row.status in TIMED and row.ratio is not None]
     right.sort(key=lambda row: (row.role != "confirm", row.ratio))
     if count == EVERY:
         return list(dict.fromkeys(row.config for row in right))
@@ -62,7 +63,7 @@ def is_known(row: Any) -> bool:
     Where a reading was missed, its own (`skipped`) or that of the reference (no ratio), its config is measured again.
     So is one that failed before its board was lost, in a block that stayed open: it may have been the board's fault.
     """
-    if row.status in ("ok", "censored"):
+    if row.status in TIMED:
         return row.power_w is not None and row.ratio is not None
     return row.status != "skipped" and row.block.status != "open"
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from deep_gemm import _C
 from tuner.db.rested import date, find_rests
 from tuner.db.rows import BlockRow, Identity, MeasurementRow, WinnerRow
+from tuner.measured import TIMED
 from tuner.problems.regimes import is_own, name_energy, name_rested
 from tuner.problems.workload import Workload, is_drawn_enough
 from tuner.search import rests
@@ -276,11 +277,7 @@ def find_quarantined(rows: list[MeasurementRow]) -> dict:
 
     Who was confirmed had been timed in the search, whose row a snapshot may leave out.
     """
-    fine = {
-        (row.block.problem_key, row.config_key)
-        for row in rows
-        if row.status in ("ok", "censored") or row.role == "confirm"
-    }
+    fine = {(row.block.problem_key, row.config_key) for row in rows if row.status in TIMED or row.role == "confirm"}
     return {
         (row.block.problem.op, row.config): f"{row.status} on {row.block.problem}"
         for row in rows

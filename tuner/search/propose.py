@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from tuner import errors
+from tuner.measured import TIMED
 
 #: What orders or proposes the configs of a search. `forest` and `analytic` are fixed orders: the predicted time, with
 #: the trees of the installed selector or the heuristic's estimate alone. docs/search.md compares them.
@@ -64,7 +65,7 @@ def default_trials(space_size: int) -> int:
 
 def to_outcome(measured, config) -> Outcome:
     """Return a measured row, of a race or of the database, as a study is told it; `measured` is a Measured."""
-    is_timed = measured.status in ("ok", "censored") and measured.ratio
+    is_timed = measured.status in TIMED and measured.ratio
     interval = (measured.num_samples, measured.ratio_low, measured.ratio_high) if is_timed else ()
     return Outcome(config, math.log(measured.ratio) if is_timed else None, measured.status, *interval)
 

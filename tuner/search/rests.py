@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tuner.measure.records import Plan
+from tuner.measure.records import REPLAY_US, Plan
 from tuner.problems.workload import Workload, count_draws
 
 #: A reference that takes less than this gets no rests: so short a product is bound by latency or memory.
@@ -20,8 +20,6 @@ REST = 2.0
 #: As many finalists are timed again as take about MAX_SECONDS together, but at least two.
 MAX_FINALISTS, MIN_FINALISTS = 8, 2
 MAX_SECONDS = 1.0
-#: A replay takes at least this long, see tuner.measure.backend.
-REPLAY_US = 300.0
 
 
 def make_plan(plan: Plan) -> Plan:

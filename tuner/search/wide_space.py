@@ -18,14 +18,13 @@ COLUMNS = tuple(range(8, 257, 8))
 #: How CTAs share the work, as fields of a config. Clusters of two exist only without swapped operands.
 SPLITS = tuple({"split_k": split} for split in (1, 2, 4, 8))
 PAIRS = ({"cluster_m": 2}, {"cluster_n": 2})
-MAX_STAGES = 32
 #: Columns up to which a tile may gain by TMA that adds onto C.
 MAX_ADD_COLUMNS = 160
 #: A grid of more waves than this keeps all SMs busy without a split of K.
 MAX_SPLIT_WAVES = 3
 #: Columns from which a tile of 128 rows may gain by TMA that adds onto C and, with two scale vectors, by the unrolled
 #: loop.
-MIN_LOOP_COLUMNS = 96
+MIN_LOOP_COLUMNS = _C.MIN_VECTOR_LOOP_COLUMNS
 #: How many variants' grids are kept; a sweep has a handful.
 NUM_CACHED = 64
 
@@ -65,10 +64,7 @@ def fit_rings(variant, tile: dict, device) -> list:
     The list is empty where no ring is legal.
     """
     stage_bytes = _C.STAGE_K_BYTES * (tile["block_m"] + tile["block_n"])
-    rings = [
-        _C.Config(**tile, num_stages=stages)
-        for stages in range(min(device.smem_bytes // stage_bytes, MAX_STAGES), 1, -1)
-    ]
+    rings = [_C.Config(**tile, num_stages=stages) for stages in range(device.smem_bytes // stage_bytes, 1, -1)]
     legal = [config for config in rings if _C.is_legal(variant, config, device)]
     shared = [config for config in legal if _C.blocks_per_sm(variant, config) > 1]
     return list(dict.fromkeys([*legal[:1], *shared[:1], *legal[len(legal) // 2 :][:1]]))

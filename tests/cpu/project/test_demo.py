@@ -25,6 +25,9 @@ def test_recorded_comparison_shows_choices_of_selectors_that_never_saw_the_probl
     left_out = {key: _C.Choice(config, "learned", "left out") for key, config in oracle.items()}
     rows = demo.compare_recorded(ARTEFACT, path, left_out)
     assert len(rows) == demo.ROWS
+    assert sum(row["source"] == "exact" for row in rows) > demo.ROWS // 2  # what a call runs, not the trees alone
+    plain = {problem.key: problem for problem in data.problems}
+    assert all(_C.Problem(demo.OP, row["m"], row["n"], row["k"]).key in plain for row in rows)
     assert all(0.5 < row["speed_up"] < 2 and row["learned_us"] > 0 for row in rows)
     # What was left out here is the measured best, so no choice is faster by more than noise.
     assert all(row["left_out_us"] <= 1.05 * min(row["learned_us"], row["heuristic_us"]) for row in rows)

@@ -91,6 +91,8 @@ def test_the_roofline_counts_work_and_bytes():
     assert found["points"] == [[round(work / moved, 3), round(work / 10.0 * 1e-6, 3)]]
     assert found["peak_tflops"] == pytest.approx(8192 * 132 * H200.clock_mhz * 1e-6)
     assert collect.collect_roofline("fp8_mqa_logits", make_blocks(1), H200) is None
+    h20 = _C.Device.known("h20")  # a quarter of the tensor cores, 296 TFLOPS of FP8 by its data sheet
+    assert collect.collect_roofline("fp8_gemm", make_blocks(1), h20)["peak_tflops"] == pytest.approx(296, rel=0.1)
 
 
 def test_sentinels_are_no_rows_of_the_page(monkeypatch):

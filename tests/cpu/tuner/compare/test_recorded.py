@@ -16,7 +16,6 @@ from tuner.commands.tables import WIDTH
 from tuner.compare import blocks, recorded
 from tuner.db import Store
 from tuner.db.rows import BlockRow, MeasurementRow
-from tuner.learn.dataset import FAILURES
 
 PROBLEMS = [_C.Problem("fp8_gemm", m, n, 7168) for n in (2112, 4096) for m in range(64, 1344, 128)]
 SLOWED = CONFIGS[2]
@@ -109,10 +108,6 @@ def test_too_little_in_common_is_no_answer():
     assert report["verdict"] == "few" and report["lost"] == len(PROBLEMS) - 5
     empty = recorded.compare_rows("fp8_gemm", make_rows(times), [])
     assert empty["shift"] is None and recorded.choose_exit_code([empty]) == recorded.choose_exit_code([]) == 3
-
-
-def test_statuses_of_failures_are_those_of_training():
-    assert recorded.BROKEN == FAILURES
 
 
 @pytest.fixture(scope="module")

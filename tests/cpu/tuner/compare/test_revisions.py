@@ -10,6 +10,7 @@ from tuner import cli, errors
 from tuner.commands import bisect as command
 from tuner.compare import comparison, revisions
 from tuner.compare.kernel_sets import Clone, KernelSet
+from tuner.measure import devices
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -21,6 +22,7 @@ def git(folder: Path, *arguments: str) -> str:
 @pytest.fixture
 def clone(tmp_path, monkeypatch) -> Clone:
     """Six commits that write a number into a header; the set's hash is that number, rounded down to even."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as if there were a GPU; stand-ins measure
     root = tmp_path / "repository"
     (root / "deep_gemm" / "include").mkdir(parents=True)
     git(root, "init", "-q", "-b", "main")
@@ -126,3 +128,13 @@ def test_the_command_says_where_there_is_nothing_to_find(clone, monkeypatch, cap
     monkeypatch.setattr(comparison, "compare_sets", compare(3, "wrong"))
     assert cli.run(["bisect", "v0", "v5", "64", "2112", "7168"]) == 3 and "D differs" in capsys.readouterr().err
     assert command.judge({"pairs": [{"verdict": "faster", "error": None}], "new": {"name": "x"}}) is False
+
+
+def test_bisect_says_before_it_builds_that_there_is_no_gpu(clone, monkeypatch, capsys):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(devices, "count_visible_devices", lambda: 0)
+    monkeypatch.setattr(revisions, "get_hashes", lambda clone, revision, ops: dict.fromkeys(ops, revision))
+    monkeypatch.setattr(Clone, "make_set", lambda *names: pytest.fail("built a set"))
+    assert cli.run(["bisect", "v0", "v5", "64", "2112", "7168"]) == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert "sees no CUDA GPU" in error and "ab --compile-only" in error
