@@ -1,20 +1,26 @@
 """Which kernels have the same machine code as before a change: what was measured of them stays true.
 
-Example: python -m benchmarks.same_code 08329c4e        (writes same_code.json beside this file)
+Example: python -m benchmarks.same_code 08329c4e --every 20        (writes same_code.json beside this file)
 
 Any change of a header gives every kernel that includes it another hash, also one that the compiler does not see. This
-compiles canonical kernels of each op kind whose hash changed (`--every`: one in so many, in their order) with the
-headers of an older set, named as `python -m tuner ab` names it, and with the tree's, and compares the machine code
-(.text) byte by byte. It counts by the layouts of A and B, since a change may concern one of them alone.
-Result: {"compiler", "changes": [{"op", "before", "now": kernel hashes, "kernels": compared, "of": canonical kernels
-before, "differ": {layouts as "a_major b_major": kernels with other code}, "gone": how many of those before the tree's
-generator writes differently}]}; changes that were found before stay. The release check (stale.py) takes a record as
-current where the kernels of the layouts in it are the same.
+compiles canonical kernels of each op kind whose hash changed with the headers of an older set, named as `python -m
+tuner ab` names it, and with the tree's, and compares the machine code (.text) byte by byte. Kernels that differ in no
+more than tiles and stages are a family (`name_family`); of each family one in `--every` is drawn, at least one. The
+layouts of A and B are counted apart, since a change may concern one of them alone.
+Result: {"compiler", "changes": [{"op", "before", "now": kernel hashes, "of": canonical kernels, "families", "kernels":
+{layouts as "a_major b_major": compared}, "differ": {layouts: kernels with other code}, "neither": that compile with
+neither headers, "gone": how many of those before the tree's generator writes differently}]}. It is written after each
+op kind; a new comparison of the same two hashes takes the place of the older one, others stay. The release check
+(stale.py) takes a record as current where kernels of each layout in it were compared, and all have the same code.
+Code alone says it, because no kernel reads tables of its own (tests/cpu/jit/test_sass_tables.py).
+
+Exit codes: 0 all compared, 1 there is nothing to compare or flags or arguments of kernels changed, 2 wrong arguments.
 """
 
 import argparse
 import json
 import os
+import random
 import sqlite3
 import subprocess
 import sys
@@ -36,6 +42,7 @@ from . import today
 from .stamp import ROOT, read_json, write_json
 
 PROOF = ROOT / "benchmarks" / "same_code.json"
+SEED = 26
 K_MAJOR = "k k"
 #: Records whose rows do not say which layouts they are of: of products of K-major operands, of the host's part of a
 #: call, in which kernels have none, and of a snapshot, which says it.
@@ -44,8 +51,10 @@ OF_HOST = ("host_ops.json", "host_time.json")
 OF_SNAPSHOT = ("calibration.json", "evaluation.json", "fit_rates.json")
 _ASK = """
 import json, sys
-from deep_gemm.jit import generator
-json.dump({op: generator.canonical_sources(op) for op in json.load(sys.stdin)}, sys.stdout)
+from deep_gemm import _C
+from deep_gemm.jit import generator, nvcc, nvrtc
+rules = {"abi": _C.LAUNCH_ABI, "flags": [*nvcc.FLAGS, *(flag for _, flag in nvrtc.FLAGS)]}
+json.dump({"rules": rules, "sources": {op: generator.canonical_sources(op) for op in json.load(sys.stdin)}}, sys.stdout)
 """
 
 
@@ -54,8 +63,25 @@ def name_layouts(problem) -> str:
     return f"{problem.a_major} {problem.b_major}"
 
 
-def ask_sources(folder: Path, ops: Iterable[str]) -> dict[str, list[str]]:
-    """Return {op kind: canonical sources} of the package in a folder."""
+def name_family(problem, config) -> tuple:
+    """Return what kernels of a family share: all that chooses code, but tiles and stages."""
+    fields = problem.a_major, problem.b_major, problem.c_mode, problem.d_dtype, problem.compiled_dims
+    more = problem.recipe, problem.scale_layout, problem.group_layout, config.cluster_m, config.cluster_n
+    knobs = config.swap_ab, config.loop, config.scale_warp, config.tile_barrier, config.reduce_add
+    return fields + more + knobs + (config.split_k > 1,)
+
+
+def draw(cases: list, every: int) -> list[int]:
+    """Return the places of the cases that are compared: of each family one in so many, at least one."""
+    families: dict[tuple, list[int]] = {}
+    for place, case in enumerate(cases):
+        families.setdefault(name_family(*case), []).append(place)
+    source = random.Random(SEED)
+    return sorted(place for some in families.values() for place in source.sample(some, max(1, len(some) // every)))
+
+
+def ask(folder: Path, ops: Iterable[str]) -> dict:
+    """Return the canonical sources of op kinds by the package in a folder, and what else all its kernels hang on."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", _ASK],
         input=json.dumps(list(ops)),
@@ -67,29 +93,37 @@ def ask_sources(folder: Path, ops: Iterable[str]) -> dict[str, list[str]]:
     return json.loads(done.stdout)
 
 
-def compile_code(source: str, include: Path) -> bytes:
-    """Return the machine code of a kernel with the headers of a folder. Raises: RuntimeError where it has none."""
-    headers = {name: (include / name).read_text(encoding="utf-8") for name in hashing.get_included_headers(source)}
-    output = nvrtc.get_nvrtc().compile(source, headers)
-    if output.error:
-        raise RuntimeError(f"{source.splitlines()[0]}: {output.error}: {output.log[-500:]}")
-    return cubin.read_code(output.image)
+def compile_code(source: str, include: Path) -> bytes | None:
+    """Return the machine code of a kernel with the headers of a folder, None where it does not compile."""
+    output = nvrtc.get_nvrtc().compile(source, hashing.get_included_headers(source, include))
+    return None if output.error else cubin.read_code(output.image)
 
 
-def is_same(source: str, old: Path) -> bool:
-    """Return whether a kernel has the same machine code with the headers in `old` as with the tree's."""
-    return compile_code(source, old) == compile_code(source, ROOT / "deep_gemm" / "include")
+def is_same(source: str, old: Path) -> bool | None:
+    """Return whether a kernel has the same machine code with the headers in `old` as with the tree's, None where it
+    has none with either.
+    """
+    before, now = (compile_code(source, include) for include in (old, ROOT / "deep_gemm" / "include"))
+    return None if before is None and now is None else before == now
 
 
 def compare(op: str, sources: list[str], old: Path, every: int) -> dict:
-    """Return what the result says of the kernels of an op kind, whose older `sources` have the headers in `old`."""
-    tree = dict(zip(generator.canonical_sources(op), generator.canonical_cases(op), strict=True))
-    shared = [source for source in sources if source in tree]
-    some = shared[::every]
-    same = Parallel(n_jobs=-1)(delayed(is_same)(source, old) for source in some)
-    differ = Counter(name_layouts(tree[source][0]) for source, one in zip(some, same, strict=True) if not one)
-    gone = len(sources) - len(shared)
-    return {"kernels": len(some), "of": len(sources), "differ": dict(sorted(differ.items())), "gone": gone}
+    """Return what the result says of the kernels of an op kind, whose headers were those in `old`, and which the older
+    generator wrote as `sources`.
+    """
+    cases, own = generator.canonical_cases(op), generator.canonical_sources(op)
+    some = draw(cases, every)
+    found = Parallel(n_jobs=-1)(delayed(is_same)(own[place], old) for place in some)
+    layouts = [name_layouts(cases[place][0]) for place in some]
+    known = [(layout, same) for layout, same in zip(layouts, found, strict=True) if same is not None]
+    return {
+        "of": len(cases),
+        "families": len({name_family(*case) for case in cases}),
+        "kernels": dict(sorted(Counter(layout for layout, _ in known).items())),
+        "differ": dict(sorted(Counter(layout for layout, same in known if not same).items())),
+        "neither": len(found) - len(known),
+        "gone": len(set(sources) - set(own)),
+    }
 
 
 @cache
@@ -109,14 +143,21 @@ def holds(op: str, recorded: str, current: str | None, layouts: frozenset[str] |
     """
     reached = {current}
     for change in reversed(read_changes()):
-        is_same = not change["gone"] and not (change["differ"] if layouts is None else layouts & set(change["differ"]))
-        if change["op"] == op and change["now"] in reached and is_same:
+        if change["op"] == op and change["now"] in reached and leaves(change, layouts):
             reached.add(change["before"])
     return recorded in reached
 
 
+def leaves(change: dict, layouts: frozenset[str] | None) -> bool:
+    """Return whether kernels of each layout were compared, and a change left all of them as they were."""
+    some = set(change["kernels"]) if layouts is None else layouts
+    return not change["gone"] and some <= set(change["kernels"]) and not some & set(change["differ"])
+
+
 def find_layouts(path: Path, op: str) -> frozenset[str] | None:
-    """Return the layouts of the operands of an op kind in a record, None where it does not say."""
+    """Return the layouts of the operands of an op kind in a record, None where it does not say; of a record of the
+    host's part none.
+    """
     if path.name in OF_HOST:
         return frozenset()
     if path.name in OF_K_MAJOR:
@@ -128,35 +169,54 @@ def find_layouts(path: Path, op: str) -> frozenset[str] | None:
         return None
     keys = [{name: row[name] for name in family.key} for row in read_json(path)["rows"]]
     problems = [problem for key in keys for problem in family.make_problems(key).values()]
-    return frozenset(name_layouts(problem) for problem in problems if problem.op == op)
+    return frozenset(name_layouts(problem) for problem in problems if problem.op == op) or None
 
 
 def read_snapshot_layouts(model: str, op: str) -> frozenset[str] | None:
-    """Return the layouts in the snapshot of a GPU model, as a folder of results is named; None where there is none."""
+    """Return the layouts in the snapshot of a GPU model, as a folder of results is named; None where there are none."""
     for path in (ROOT / "db" / "snapshots").glob(f"*-{model}*.db"):
         with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as connection:
             rows = connection.execute("SELECT DISTINCT a_major, b_major FROM problem WHERE op = ?", (op,))
-            return frozenset(f"{a_major} {b_major}" for a_major, b_major in rows)
+            return frozenset(f"{a_major} {b_major}" for a_major, b_major in rows) or None
     return None
 
 
-def main() -> int:
-    """Compare, print a line for each op kind whose hash changed, and write the result."""
+def replace(changes: list[dict], change: dict) -> list[dict]:
+    """Return the changes with one more, which takes the place of an older comparison of the same kernels."""
+    name = [change[key] for key in ("op", "before", "now")]
+    return [one for one in changes if [one[key] for key in ("op", "before", "now")] != name] + [change]
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("old", help="the older kernels: a git revision or a clone")
     parser.add_argument("--op", choices=sorted(OP_KINDS), help="one op kind only")
-    parser.add_argument("--every", type=int, default=1, help="compare one kernel in so many (default: %(default)s)")
+    parser.add_argument("--every", type=int, default=1, help="compare one in so many of a family (default: all)")
     parser.add_argument("--out", type=Path, default=PROOF, help="JSON file (default: %(default)s)")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
+    if args.every < 1:
+        parser.error(f"--every {args.every}: at least 1")
+    return args
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compare, print a line for each op kind whose hash changed, and write the result."""
+    args = parse(arguments)
     old = make_set(Clone.here(), args.old)
     before = ask_hashes(old, [args.op] if args.op else sorted(OP_KINDS))
     changed = [op for op, hash_ in before.items() if hash_ != hashing.kernel_hash(op)]
-    changes, sources = list(read_changes()), ask_sources(old.folder, changed)
+    told, own = ask(old.folder, changed), ask(ROOT, ())
+    if not changed or told["rules"] != own["rules"]:
+        what = "their flags or arguments differ, so none can be the same" if changed else "no kernel hash differs"
+        print(f"{args.old}: nothing to compare: {what}", file=sys.stderr)
+        return 1
+    changes = list(read_changes())
     for op in changed:
-        found = compare(op, sources[op], old.folder / "deep_gemm" / "include", args.every)
-        print(f"{op}: {found['kernels']} kernels, {found['gone']} gone, differ: {found['differ']}", flush=True)
-        changes.append({"op": op, "before": before[op], "now": hashing.kernel_hash(op)} | found)
-    write_json(args.out, {"compiler": f"NVRTC {nvrtc.get_nvrtc().version_text}", "changes": changes})
+        found = compare(op, told["sources"][op], old.folder / "deep_gemm" / "include", args.every)
+        print(f"{op}: {found}", flush=True)
+        changes = replace(changes, {"op": op, "before": before[op], "now": hashing.kernel_hash(op)} | found)
+        write_json(args.out, {"compiler": f"NVRTC {nvrtc.get_nvrtc().version_text}", "changes": changes})
     return 0
 
 

@@ -4,10 +4,12 @@ Example: python -m benchmarks.stale        (exit 1 while anything is stale or un
 
 A record is current while the hashes in it are the tree's: tree_hash in the GPU record, kernel_hash of each op kind in
 everything else, or that of kernels before whose machine code is the same (same_code.py). Artefacts and snapshots, which
-are there to choose, may be of older kernels that choose for the tree's (deep_gemm.older_kernels). Of the GPU record,
-what it says of a selector's choices is stale, too, while the selector is another one (get_selector_reason); the summary
-says so. A stale record needs a reason in stale.json beside this file, {"path from the root": "reason"}. Tests then
-pass, its targets count as not met, and a release is refused.
+are there to choose, may be of older kernels that choose for the tree's (deep_gemm.older_kernels). A record whose
+figures hang on choices that its rows do not name (OF_CHOICES) is current only while the selector that chose is the
+tree's. Of the GPU record, what it says of a selector's choices is stale, too, while the selector is another one
+(get_selector_reason); the summary says so, and asks today.py about choices that rows name. A stale record needs a
+reason in stale.json beside this file, {"path from the root": "reason"}. Tests then pass, its targets count as not met,
+and a release is refused.
 """
 
 import hashlib
@@ -20,11 +22,15 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from .stamp import OP, ROOT, SELECTOR, find_packaged, read_json
+from .stamp import OP, ROOT, SELECTOR, find_packaged, find_sku, read_json
 
 REASONS = ROOT / "benchmarks" / "stale.json"
 GPU_RECORD = "gpu_record.json"
+#: In the place of the selector's hash where a record has none.
+UNNAMED = "not named"
 UNEXPLAINED = "recorded on other kernels than this tree's; no reason given"
+#: Records of what calls take, whose rows do not name the configs that the selector chose.
+OF_CHOICES = ("batch_invariance.json", "host_time.json", "moe_layer.json", "pdl.json", "scale_copies.json")
 #: Derived from the other files, so it has no hash of its own.
 DERIVED = ("summary.json",)
 
@@ -47,9 +53,15 @@ class State(NamedTuple):
     @property
     def of_older(self) -> str:
         """What the list says of a file that is current by older kernels alone."""
-        is_own = not isinstance(self.recorded, dict) or self.recorded == current_hashes(self.recorded)
+        kernels = without_selector(self.recorded) if isinstance(self.recorded, dict) else None
+        is_own = kernels is None or kernels == current_hashes(kernels)
         what = "whose machine code is the same" if self.path.endswith(".json") else "which choose for the tree's"
         return "" if is_own else f" (of older kernels, {what})"
+
+
+def without_selector(recorded: dict[str, str | None]) -> dict[str, str | None]:
+    """Return the kernels' hashes of what a result carries."""
+    return {op: hash_ for op, hash_ in recorded.items() if op != SELECTOR}
 
 
 def read_reasons() -> dict[str, str]:
@@ -106,13 +118,8 @@ def current_tree_hash() -> str:
 
 def get_reason(path: Path, meta: dict) -> str | None:
     """Return why a result counts as stale, None while its hashes (see the head of this file) are the tree's."""
-    is_record = path.name == GPU_RECORD
-    is_current = (
-        find_tree_hash(meta) == current_tree_hash()
-        if is_record
-        else meta["kernel_hash"] == holding_hashes(path, meta["kernel_hash"])
-    )
-    if is_current:
+    recorded = find_recorded(path, meta)
+    if recorded == find_current(path, recorded):
         return None
     return read_reasons().get(name_of(path), UNEXPLAINED)
 
@@ -128,10 +135,16 @@ def get_selector_reason(record: dict) -> str | None:
     """
     if SELECTOR not in record:
         return "names no selector, so its choices may be those of another; running the GPU suite again is due"
-    path = find_packaged(record["sku"])
-    if record[SELECTOR] == (hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None):
+    if record[SELECTOR] == hash_packaged(record["sku"]):
         return None
+    path = find_packaged(record["sku"])
     return f"run with another selector than {name_of(path)}; running the GPU suite again is due"
+
+
+def hash_packaged(sku: str) -> str | None:
+    """Return the SHA-256 of the tree's selector of a GPU model, None without one."""
+    path = find_packaged(sku)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
 
 def name_of(path: Path) -> str:
@@ -161,19 +174,31 @@ def read_snapshot_hash(path: Path) -> dict[str, str]:
         return dict(connection.execute(query))  # the last of each op kind
 
 
-def read_result_hash(path: Path) -> dict[str, str] | str | None:
-    """Return what a JSON result carries: the tree's hash for the GPU record, else the kernels' by op kind."""
+def read_result_hash(path: Path) -> dict[str, str | None] | str | None:
+    """Return what a JSON result carries (find_recorded)."""
     content = read_json(path)
+    return find_recorded(path, content.get("meta", content))
+
+
+def find_recorded(path: Path, meta: dict) -> dict[str, str | None] | str | None:
+    """Return what a result carries: the tree's hash for the GPU record, else the kernels' by op kind; where figures
+    hang on choices, the selector's, too.
+    """
     if path.name == GPU_RECORD:
-        return find_tree_hash(content)
-    return content.get("meta", content).get("kernel_hash")
+        return find_tree_hash(meta)
+    hashes = meta.get("kernel_hash")
+    return hashes | {SELECTOR: meta.get(SELECTOR, UNNAMED)} if path.name in OF_CHOICES else hashes
 
 
-def find_current(path: Path, recorded: dict[str, str] | str | None) -> object:
+def find_current(path: Path, recorded: dict[str, str | None] | str | None) -> object:
     """Return what a file that is current carries in the place of `recorded`."""
     if path.name == GPU_RECORD:
         return current_tree_hash()
-    return holding_hashes(path, recorded) if path.suffix == ".json" else serving_hashes(recorded)
+    if path.suffix != ".json":
+        return serving_hashes(recorded)
+    if path.name not in OF_CHOICES:
+        return holding_hashes(path, recorded)
+    return holding_hashes(path, without_selector(recorded)) | {SELECTOR: hash_packaged(find_sku(path.parent.name))}
 
 
 def get_states() -> list[State]:

@@ -5,6 +5,7 @@
 
 from pathlib import Path
 
+from deep_gemm import _C
 from deep_gemm.selector_files import list_skus
 from tuner.measure import stamp
 from tuner.measure.stamp import SELECTOR, format_json, hash_selector, read_json, write_json
@@ -19,6 +20,7 @@ __all__ = [
     "SELECTOR",
     "find_packaged",
     "find_results",
+    "find_sku",
     "format_json",
     "hash_selector",
     "make_stamp",
@@ -41,6 +43,11 @@ DATA = ROOT / "benchmarks" / "data"
 def results_of(sku: str) -> Path:
     """Return the folder of a GPU model's results."""
     return RECORDS / stamp.name_model(sku)
+
+
+def find_sku(model: str) -> str:
+    """Return the SKU that a folder of results is named after."""
+    return _C.Device.known(model).sku if model in _C.KNOWN_DEVICES else model
 
 
 def find_results() -> Path:
@@ -66,7 +73,7 @@ def write_result(result: dict, out: Path | None, record: Path, is_gpu: bool) -> 
 
 def make_stamp(device, ops: tuple[str, ...] = OPS) -> dict:
     """Return the origin of a run on kernels of some op kinds, the dense ones by default."""
-    return stamp.make_stamp(device, ops)
+    return stamp.make_stamp(device, ops) | {SELECTOR: hash_selector(device.sku)}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Write the generated tables: of the ops in README.md, of the measured figures in docs/performance.md, and of whole
-models in docs/nn.md and docs/tune-your-model.md.
+"""Write the generated tables: of the ops in README.md, of measured figures and of regret in docs/performance.md, of
+fits in docs/search.md, and of whole models in docs/nn.md and docs/tune-your-model.md.
 
 Example: python -m benchmarks.tables
 
@@ -8,8 +8,10 @@ A table stands between `<!-- name: begin -->` and `<!-- name: end -->`.
 
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from deep_gemm import ops
+from tuner.problems.fields import FEW_GROUPS
 
 from .stamp import RECORDS, RESULTS, ROOT, read_json
 
@@ -67,6 +69,51 @@ def make_measured_table(summary: dict) -> list[str]:
     return lines
 
 
+#: Targets whose benchmarks time the heuristic's pick beside the selector's.
+COMPARED = ("P1", "P5", "P6", "P7", "P8", "P9", "P10", "R1")
+
+
+def make_choices_table(summary: dict) -> list[str]:
+    """Return the table of the selector's and the heuristic's figures in one run as lines of Markdown."""
+    lines = ["| figure | selector | heuristic alone |", "| --- | --- | --- |"]
+    found = {name: summary[name] for name in COMPARED if name in summary}
+    return lines + [f"| {name} | {entry['value']:.3f} | {entry['heuristic']:.3f} |" for name, entry in found.items()]
+
+
+def make_regret_table(evaluation: dict) -> list[str]:
+    """Return the table of regret on left-out families as lines of Markdown: a row for each op kind, and for masked
+    products of few groups, which are scored apart.
+    """
+    heads = "op kind", "problems", "selector", "heuristic", "removed", "at worst slower"
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    for op, part in evaluation["ops"].items():
+        lines.append(format_regret(op, part["splits"]["family"]))
+        if few := part["splits"].get("few_groups"):
+            lines.append(format_regret(f"{op}, at most {FEW_GROUPS} groups", few))
+    return lines
+
+
+def format_regret(title: str, split: dict) -> str:
+    """Return the line of one op kind: means and p95."""
+    model, heuristic = split["model"], split["heuristic"]
+    means = [f"{one['mean']:.1%} / {one['p95']:.1%}" for one in (model, heuristic)]
+    removed = "" if model["removed"] is None else f"{model['removed']:.0%}"
+    return (
+        f"| {title} | {model['problems']} | {' | '.join(means)} | {removed} | {model['worst_against_heuristic']:.0%} |"
+    )
+
+
+def make_fits_table(record: dict) -> list[str]:
+    """Return the table of the heuristic's regret by fits that did not see the scored problems as lines of Markdown."""
+    ways = "present", "blurred", "refitted"
+    lines = [f"| op kind | problems | {' | '.join(ways)} |", "| --- " * (len(ways) + 2) + "|"]
+    for op, part in record["ops"].items():
+        cells = [f"{part[way]['mean']:.2%} / {part[way]['p95']:.1%}" for way in ways]
+        lines.append(f"| {op} | {part['problems']} | {' | '.join(cells)} |")
+    means = [sum(part[way]["mean"] for part in record["ops"].values()) / len(record["ops"]) for way in ways]
+    return [*lines, f"| mean of op kinds | | {' | '.join(f'{mean:.2%}' for mean in means)} |"]
+
+
 #: Results of benchmarks/models.py, with what their model is called.
 MODELS = {
     "models.json": "Llama",
@@ -106,11 +153,25 @@ def make_tuned_table() -> list[str]:
     return format_table(read_json(RESULTS / "tuned_models.json")["rows"]).splitlines()
 
 
+def make_recorded(make_lines: Callable[[dict], list[str]], model: str, file: str) -> list[str]:
+    """Return the table of a result of a GPU model."""
+    return make_lines(read_json(RECORDS / model / file))
+
+
 #: Name of a table -> its page and what makes its lines.
 TABLES: dict[str, tuple[str, Callable[[], list[str]]]] = {
     "ops": ("README.md", ops.make_table),
     "measured": ("docs/performance.md", lambda: make_measured_table(read_json(RESULTS / "summary.json"))),
     "h100": ("docs/performance.md", lambda: make_measured_table(read_json(RECORDS / "h100" / "summary.json"))),
+    **{
+        f"{name}-{model}": (page, partial(make_recorded, make_lines, model, file))
+        for name, page, make_lines, file in (
+            ("choices", "docs/performance.md", make_choices_table, "summary.json"),
+            ("regret", "docs/performance.md", make_regret_table, "evaluation.json"),
+            ("fits", "docs/search.md", make_fits_table, "fit_rates.json"),
+        )
+        for model in ("h200", "h100")
+    },
     "models": ("docs/nn.md", make_models_table),
     "tuned": ("docs/tune-your-model.md", make_tuned_table),
 }

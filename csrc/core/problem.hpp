@@ -143,7 +143,8 @@ inline constexpr auto kProblemFields = std::to_array<ProblemField>({
     fields::make_count<&Problem::next_n, &OpKind::is_paged>(
         {"next_n", 1, Problem::kMaxNextN, 1, false}, "Tokens of each sequence of paged attention logits."),
     fields::make_count<&Problem::block_kv, &OpKind::is_paged>(
-        {"block_kv", 0, Problem::kPageSizes.back(), 0, false}, "Keys in a page of paged attention logits: 32 or 64; 0: no such op."),
+        {"block_kv", 0, Problem::kPageSizes.back(), 0, false},
+        "Keys in a page of paged attention logits: 32 or 64; 0: no such op."),
 });
 // clang-format on
 

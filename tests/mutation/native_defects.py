@@ -95,7 +95,7 @@ NATIVE_DEFECTS: Defects = {
         "tests/cpu/ops/test_mqa_logits.py tests/cpu/ops/test_record_on_cpu.py tests/cpu/runtime/test_logits_launch.py",
     ): [
         ("query.heads % Problem::kHeadsUnit != 0", "false"),
-        ("block_kv != 32 && block_kv != 64)", "block_kv != 32 && block_kv != 64 && block_kv != 16)"),
+        ("!Problem::is_page_size(block_kv))", "!Problem::is_page_size(block_kv) && block_kv != 16)"),
         ("view.shape[0] < 2 || view.shape[1] != 2", "view.shape[1] != 2"),
         ("    check_step(cache, 0, view.shape[1] * view.shape[3]);\n", ""),
         ("if (logits.first.view.rank == 2) check_contiguous_dim(", "if (false) check_contiguous_dim("),

@@ -239,6 +239,21 @@ def test_a_record_that_was_cut_speaks_for_no_tree(tmp_path):
         assert (stale.read_result_hash(path) == stale.current_tree_hash()) == is_current
 
 
+@pytest.mark.parametrize("named, is_current", [({"own": True}, True), ({"own": False}, False), ({}, False)])
+def test_figures_that_hang_on_choices_are_current_only_by_the_selector_that_chose(tmp_path, named, is_current):
+    own = stale.hash_packaged("nvidia-h200-sm132")
+    meta = {"kernel_hash": {OP: stale.current_kernel_hash()}}
+    meta |= {stale.SELECTOR: own if named["own"] else "0" * 64} if named else {}
+    for name in ("dense_fp8.json", *stale.OF_CHOICES):
+        path = tmp_path / "h200" / name
+        write_json(path, {"meta": meta, "rows": []})
+        is_of_choices = name in stale.OF_CHOICES
+        assert (stale.get_reason(path, meta) is None) == (is_current or not is_of_choices)
+        recorded = stale.read_result_hash(path)
+        assert (recorded == stale.find_current(path, recorded)) == (is_current or not is_of_choices)
+        assert stale.State(name, recorded, None, None).of_older == ""
+
+
 def test_artefacts_of_older_kernels_that_choose_are_current_and_results_are_not(tmp_path, monkeypatch):
     monkeypatch.setattr(older_kernels, "SERVED", {OP: (stale.current_kernel_hash(), "0" * 64)})
     for recorded in ("0" * 64, "1" * 64):

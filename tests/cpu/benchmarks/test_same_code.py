@@ -1,13 +1,16 @@
 """What was measured of kernels whose machine code a change left as it was."""
 
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import same_code, stale
 from benchmarks.stamp import RECORDS
 from deep_gemm import _C
+from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit import cubin, generator, hashing, nvrtc
 
 K_MAJOR = frozenset({"k k"})
@@ -15,7 +18,8 @@ MIXED = frozenset({"k k", "k mn"})
 
 
 def change(before: str, now: str, op: str = "bf16_gemm", **fields) -> dict:
-    return {"op": op, "before": before, "now": now, "kernels": 8, "of": 8, "differ": {}, "gone": 0} | fields
+    kernels = {"k k": 4, "k mn": 4, "mn mn": 2}
+    return {"op": op, "before": before, "now": now, "kernels": kernels, "differ": {}, "gone": 0} | fields
 
 
 @pytest.fixture
@@ -42,6 +46,67 @@ def test_nothing_holds_without_a_comparison(changes):
     assert not same_code.holds("batched_bf16_gemm", "b", "c", K_MAJOR)
     assert not same_code.holds("bf16_gemm", "c", "b", K_MAJOR)  # never back
     assert not same_code.holds("fp8_gemm", "x", "c", K_MAJOR)  # a kernel that the generator writes differently
+
+
+def test_layouts_that_were_not_compared_do_not_hold(changes):
+    changes[0]["kernels"] = {"k k": 4}
+    assert same_code.holds("bf16_gemm", "a", "b", K_MAJOR) and not same_code.holds("bf16_gemm", "a", "b", MIXED)
+    changes[0]["kernels"] = {}
+    assert not same_code.holds("bf16_gemm", "a", "b", K_MAJOR)
+
+
+def test_a_later_comparison_takes_the_place_of_an_earlier_one(changes):
+    again = change("a", "b", differ={"k k": 1})
+    found = same_code.replace(changes, again)
+    assert found == [*changes[1:], again] and same_code.replace(found, change("a", "c"))[:3] == found
+
+
+def test_every_family_is_compared_at_least_once():
+    cases = generator.canonical_cases("bf16_gemm")
+    families = {same_code.name_family(*case) for case in cases}
+    for every in (1, 7, len(cases)):
+        places = same_code.draw(cases, every)
+        assert {same_code.name_family(*cases[place]) for place in places} == families and len(set(places)) == len(
+            places
+        )
+    assert same_code.draw(cases, 1) == list(range(len(cases))) and len(places) == len(families)
+    assert any(problem.compiled_dims for problem, _ in map(cases.__getitem__, places))
+
+
+@pytest.fixture
+def older(tmp_path, monkeypatch):
+    """An older package that is this one: {"hashes", "rules"} say in what it differs."""
+    told = {"hashes": {}, "rules": {"abi": 1}}
+    monkeypatch.setattr(same_code, "make_set", lambda clone, name: SimpleNamespace(folder=tmp_path))
+    monkeypatch.setattr(
+        same_code, "ask_hashes", lambda old, ops: {op: told["hashes"].get(op, hashing.kernel_hash(op)) for op in ops}
+    )
+    sources = {op: generator.canonical_sources(op) for op in ("summed_bf16_gemm", "bf16_gemm")}
+    monkeypatch.setattr(
+        same_code,
+        "ask",
+        lambda folder, ops: {"rules": told["rules"] if folder == tmp_path else {"abi": 1}, "sources": sources},
+    )
+    monkeypatch.setattr(same_code, "read_changes", list)
+    include = tmp_path / "deep_gemm" / "include"
+    shutil.copytree(same_code.ROOT / "deep_gemm" / "include", include)
+    return told, include
+
+
+def test_a_comparison_is_written_and_nothing_to_compare_fails(older, tmp_path, capsys):
+    told, include = older
+    out, words = tmp_path / "same.json", ["08329c4e", "--every", "1000", "--out", str(tmp_path / "same.json")]
+    assert same_code.main(words) == 1 and not out.exists() and "no kernel hash differs" in capsys.readouterr().err
+    told["hashes"] = {"summed_bf16_gemm": "0" * 64}
+    (include / "deep_gemm/sm90/ptx/unused.cuh").write_text("#error nobody includes this\n")
+    assert same_code.main(words) == 0
+    (found,) = json.loads(out.read_text())["changes"]
+    assert sum(found["kernels"].values()) == found["families"] > 1
+    assert (found["differ"], found["neither"], found["gone"], found["before"]) == ({}, 0, 0, "0" * 64)
+    told["rules"] = {"abi": 2}
+    assert same_code.main(words) == 1 and "flags or arguments differ" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        same_code.main(["08329c4e", "--every", "0"])
 
 
 def test_a_record_stays_current_with_the_code_of_its_layouts(changes, monkeypatch):
@@ -83,8 +148,13 @@ def test_machine_code_is_read_from_the_image():
         cubin.read_code(image[:100])
 
 
-def test_the_comparison_covers_every_op_kind_that_it_names():
+def test_the_comparison_covers_every_op_kind_and_layout_that_a_record_needs():
     document = json.loads(same_code.PROOF.read_text())
-    assert document["compiler"].startswith("NVRTC ") and document["changes"]
+    assert document["compiler"].startswith("NVRTC ")
+    products = {op for op in OP_KINDS if not OP_KINDS[op].is_logits}  # logits have no MN-major operands
+    assert {one["op"] for one in document["changes"]} == products
     for one in document["changes"]:
-        assert one["gone"] == 0 and 0 < one["kernels"] <= one["of"] and len(one["before"]) == len(one["now"]) == 64
+        layouts = {same_code.name_layouts(problem) for problem, _ in generator.canonical_cases(one["op"])}
+        assert set(one["kernels"]) == layouts and sum(one["kernels"].values()) + one["neither"] >= one["families"]
+        assert one["gone"] == 0 and set(one["differ"]) <= layouts and len(one["before"]) == len(one["now"]) == 64
+        assert one["neither"] <= 1  # the one that is there for its text

@@ -91,7 +91,7 @@ def test_records_of_it_are_stale_once_it_changes_and_not_with_other_kernels(few_
     assert stale.current_hashes(before) == before and len(set(before.values())) == len(before)
     read = hashing._read_header
     monkeypatch.setattr(
-        hashing, "_read_header", lambda name: read(name) + "int x;" * name.endswith("transpose_fp8.cuh")
+        hashing, "_read_header", lambda path: read(path) + "int x;" * (path.name == "transpose_fp8.cuh")
     )
     changed = {name for name in before if hashing.kernel_hash.__wrapped__(name) != before[name]}
     assert changed == {plain_kernels.TRANSPOSE_KERNEL}
