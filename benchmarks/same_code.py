@@ -4,17 +4,19 @@ Example: python -m benchmarks.same_code 08329c4e --every 20        (writes same_
 
 Any change of a header gives every kernel that includes it another hash, also one that the compiler does not see. This
 compiles canonical kernels of each op kind whose hash changed with the headers of an older set, named as `python -m
-tuner ab` names it, and with the tree's, and compares the machine code (.text) byte by byte. Kernels that differ in no
-more than tiles and stages are a family (`name_family`); of each family one in `--every` is drawn, at least one. The
+tuner ab` names it, and with the tree's, and compares the machine code (.text) byte by byte. Kernels that take the same
+branches, as far as `name_family` knows them, are a family; of each family one in `--every` is drawn, at least one. The
 layouts of A and B are counted apart, since a change may concern one of them alone.
 Result: {"compiler", "changes": [{"op", "before", "now": kernel hashes, "of": canonical kernels, "families", "kernels":
-{layouts as "a_major b_major": compared}, "differ": {layouts: kernels with other code}, "neither": that compile with
-neither headers, "gone": how many of those before the tree's generator writes differently}]}. It is written after each
-op kind; a new comparison of the same two hashes takes the place of the older one, others stay. The release check
+{layouts as "a_major b_major", all that the op kind has: compared}, "differ": {layouts: kernels with other code},
+"neither": that compile with neither headers (one is there for its text and need not be legal), "gone": how many of
+those before the tree's generator writes differently}]}. It is written after each op kind; a new comparison of the same
+two hashes takes the place of the older one, others stay. The release check
 (stale.py) takes a record as current where kernels of each layout in it were compared, and all have the same code.
 Code alone says it, because no kernel reads tables of its own (tests/cpu/jit/test_sass_tables.py).
 
-Exit codes: 0 all compared, 1 there is nothing to compare or flags or arguments of kernels changed, 2 wrong arguments.
+Exit codes: 0 all compared, 1 there is nothing to compare, flags or arguments of kernels changed, or kernels did not
+compile, 2 wrong arguments.
 """
 
 import argparse
@@ -32,8 +34,10 @@ from pathlib import Path
 
 from joblib import Parallel, delayed
 
+from deep_gemm import _C
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit import cubin, generator, hashing, nvrtc
+from tuner import errors
 from tuner.compare.comparison import ask_hashes
 from tuner.compare.kernel_sets import Clone
 from tuner.compare.revisions import make_set
@@ -64,11 +68,14 @@ def name_layouts(problem) -> str:
 
 
 def name_family(problem, config) -> tuple:
-    """Return what kernels of a family share: all that chooses code, but tiles and stages."""
+    """Return what kernels of a family share: fields that choose branches, and what tile and stages choose by it."""
     fields = problem.a_major, problem.b_major, problem.c_mode, problem.d_dtype, problem.compiled_dims
     more = problem.recipe, problem.scale_layout, problem.group_layout, config.cluster_m, config.cluster_n
     knobs = config.swap_ab, config.loop, config.scale_warp, config.tile_barrier, config.reduce_add
-    return fields + more + knobs + (config.split_k > 1,)
+    if OP_KINDS[problem.op].is_logits:
+        return (*fields, problem.k, problem.heads, problem.next_n, problem.block_kv, config.block_n)
+    tile = _C.is_staged(problem, config), _C.is_pipelined(problem, config), _C.num_threads(problem, config)
+    return (*fields, *more, *knobs, *tile, config.split_k > 1)
 
 
 def draw(cases: list, every: int) -> list[int]:
@@ -93,35 +100,39 @@ def ask(folder: Path, ops: Iterable[str]) -> dict:
     return json.loads(done.stdout)
 
 
-def compile_code(source: str, include: Path) -> bytes | None:
-    """Return the machine code of a kernel with the headers of a folder, None where it does not compile."""
+def compile_code(source: str, include: Path) -> bytes | str:
+    """Return the machine code of a kernel with the headers of a folder, or why it has none."""
     output = nvrtc.get_nvrtc().compile(source, hashing.get_included_headers(source, include))
-    return None if output.error else cubin.read_code(output.image)
+    return f"{output.error}: {output.log[-500:]}" if output.error else cubin.read_code(output.image)
 
 
-def is_same(source: str, old: Path) -> bool | None:
-    """Return whether a kernel has the same machine code with the headers in `old` as with the tree's, None where it
-    has none with either.
+def is_same(source: str, old: Path) -> bool | str:
+    """Return whether a kernel has the same machine code with the headers in `old` as with the tree's, or why it has
+    none with either.
     """
     before, now = (compile_code(source, include) for include in (old, ROOT / "deep_gemm" / "include"))
-    return None if before is None and now is None else before == now
+    return now if isinstance(before, str) and isinstance(now, str) else before == now
 
 
 def compare(op: str, sources: list[str], old: Path, every: int) -> dict:
     """Return what the result says of the kernels of an op kind, whose headers were those in `old`, and which the older
-    generator wrote as `sources`.
+    generator wrote as `sources`. Raises: TunerError where more than one kernel compiles with neither headers.
     """
     cases, own = generator.canonical_cases(op), generator.canonical_sources(op)
     some = draw(cases, every)
     found = Parallel(n_jobs=-1)(delayed(is_same)(own[place], old) for place in some)
     layouts = [name_layouts(cases[place][0]) for place in some]
-    known = [(layout, same) for layout, same in zip(layouts, found, strict=True) if same is not None]
+    errors_of = [one for one in found if isinstance(one, str)]
+    if len(errors_of) > 1:
+        raise errors.TunerError(f"{op}: {len(errors_of)} of {len(some)} kernels do not compile: {errors_of[0]}")
+    known = [(layout, same) for layout, same in zip(layouts, found, strict=True) if not isinstance(same, str)]
+    none = dict.fromkeys((name_layouts(problem) for problem, _ in cases), 0)
     return {
         "of": len(cases),
         "families": len({name_family(*case) for case in cases}),
-        "kernels": dict(sorted(Counter(layout for layout, _ in known).items())),
+        "kernels": dict(sorted((none | Counter(layout for layout, _ in known)).items())),
         "differ": dict(sorted(Counter(layout for layout, same in known if not same).items())),
-        "neither": len(found) - len(known),
+        "neither": len(errors_of),
         "gone": len(set(sources) - set(own)),
     }
 
@@ -150,8 +161,10 @@ def holds(op: str, recorded: str, current: str | None, layouts: frozenset[str] |
 
 def leaves(change: dict, layouts: frozenset[str] | None) -> bool:
     """Return whether kernels of each layout were compared, and a change left all of them as they were."""
-    some = set(change["kernels"]) if layouts is None else layouts
-    return not change["gone"] and some <= set(change["kernels"]) and not some & set(change["differ"])
+    kernels = change["kernels"]
+    some = set(kernels) if layouts is None else layouts
+    were_compared = bool(kernels) and all(kernels.get(layout) for layout in some)
+    return not change["gone"] and were_compared and not some & set(change["differ"])
 
 
 def find_layouts(path: Path, op: str) -> frozenset[str] | None:
@@ -183,8 +196,9 @@ def read_snapshot_layouts(model: str, op: str) -> frozenset[str] | None:
 
 def replace(changes: list[dict], change: dict) -> list[dict]:
     """Return the changes with one more, which takes the place of an older comparison of the same kernels."""
-    name = [change[key] for key in ("op", "before", "now")]
-    return [one for one in changes if [one[key] for key in ("op", "before", "now")] != name] + [change]
+    names = [[one[key] for key in ("op", "before", "now")] for one in (*changes, change)]
+    place = names.index(names[-1])  # its own at last, where there was none before
+    return [*changes[:place], change, *changes[place + 1 :]]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -203,14 +217,23 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Compare, print a line for each op kind whose hash changed, and write the result."""
     args = parse(arguments)
+    try:
+        return run(args)
+    except errors.TunerError as error:
+        print(f"same_code: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what `main` says. Raises: TunerError."""
     old = make_set(Clone.here(), args.old)
     before = ask_hashes(old, [args.op] if args.op else sorted(OP_KINDS))
     changed = [op for op, hash_ in before.items() if hash_ != hashing.kernel_hash(op)]
-    told, own = ask(old.folder, changed), ask(ROOT, ())
-    if not changed or told["rules"] != own["rules"]:
-        what = "their flags or arguments differ, so none can be the same" if changed else "no kernel hash differs"
-        print(f"{args.old}: nothing to compare: {what}", file=sys.stderr)
-        return 1
+    if not changed:
+        raise errors.TunerError(f"{args.old}: nothing to compare: no kernel hash differs; name an older revision")
+    told = ask(old.folder, changed)
+    if told["rules"] != ask(ROOT, ())["rules"]:
+        raise errors.TunerError(f"{args.old}: nothing to compare: flags or arguments differ, so no kernel is the same")
     changes = list(read_changes())
     for op in changed:
         found = compare(op, told["sources"][op], old.folder / "deep_gemm" / "include", args.every)

@@ -5,8 +5,8 @@ Example: python -m benchmarks.stale        (exit 1 while anything is stale or un
 A record is current while the hashes in it are the tree's: tree_hash in the GPU record, kernel_hash of each op kind in
 everything else, or that of kernels before whose machine code is the same (same_code.py). Artefacts and snapshots, which
 are there to choose, may be of older kernels that choose for the tree's (deep_gemm.older_kernels). A record whose
-figures hang on choices that its rows do not name (OF_CHOICES) is current only while the selector that chose is the
-tree's. Of the GPU record, what it says of a selector's choices is stale, too, while the selector is another one
+figures hang on choices that today.py does not ask about (OF_CHOICES) is current only while the selector that chose is
+the tree's. Of the GPU record, what it says of a selector's choices is stale, too, while the selector is another one
 (get_selector_reason); the summary says so, and asks today.py about choices that rows name. A stale record needs a
 reason in stale.json beside this file, {"path from the root": "reason"}. Tests then pass, its targets count as not met,
 and a release is refused.
@@ -29,8 +29,17 @@ GPU_RECORD = "gpu_record.json"
 #: In the place of the selector's hash where a record has none.
 UNNAMED = "not named"
 UNEXPLAINED = "recorded on other kernels than this tree's; no reason given"
-#: Records of what calls take, whose rows do not name the configs that the selector chose.
-OF_CHOICES = ("batch_invariance.json", "host_time.json", "moe_layer.json", "pdl.json", "scale_copies.json")
+#: Records of what calls take by the selector's choices, which today.py does not ask about.
+OF_CHOICES = (
+    *("batch_invariance.json", "host_time.json", "moe_layer.json", "pdl.json", "scale_copies.json"),
+    *("models.json", "models_compiled.json", "models_deepseek.json", "models_qwen3.json"),
+    *("models_qwen3_transformers.json", "train_llama.json", "transpose_fp8.json", "tuned_models.json"),
+)
+#: Records that hang on no choice: of every config, of kernels that have none, of right results, of what is trained on.
+OF_NO_CHOICE = (
+    *("calibration.json", "callers.json", "compile_time.json", "evaluation.json", "fit_rates.json", "host_ops.json"),
+    *("plain_kernels.json", "plain_kernels_bits.json", "racecheck.json"),
+)
 #: Derived from the other files, so it has no hash of its own.
 DERIVED = ("summary.json",)
 
@@ -187,7 +196,7 @@ def find_recorded(path: Path, meta: dict) -> dict[str, str | None] | str | None:
     if path.name == GPU_RECORD:
         return find_tree_hash(meta)
     hashes = meta.get("kernel_hash")
-    return hashes | {SELECTOR: meta.get(SELECTOR, UNNAMED)} if path.name in OF_CHOICES else hashes
+    return (hashes or {}) | {SELECTOR: meta.get(SELECTOR, UNNAMED)} if path.name in OF_CHOICES else hashes
 
 
 def find_current(path: Path, recorded: dict[str, str | None] | str | None) -> object:

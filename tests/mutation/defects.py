@@ -174,7 +174,7 @@ DEFECTS: Defects = {
     ],
     ("tuner/search/energy.py", "tests/cpu/tuner/search/test_energy.py"): [
         ('row.role != "confirm", row.ratio', "row.ratio"),
-        ('row.status in TIMED and ', ""),
+        ("row.status in TIMED and ", ""),
         ("return list(dict.fromkeys(confirmed))[:count]", "return list(dict.fromkeys(confirmed))"),
         ("energy_s=WINDOW_S", "energy_s=0.0"),
     ],
@@ -362,7 +362,7 @@ DEFECTS: Defects = {
         ("if is_own(row.block.regime)", "if True"),
         ('if block.status == "finished" and workload', "if workload"),
         ('key=lambda row: row.role == "confirm"):', 'key=lambda row: row.role == "search"):'),
-        ('row.ratio is not None and row.status in TIMED', "row.ratio is not None"),
+        ("row.ratio is not None and row.status in TIMED", "row.ratio is not None"),
         ("100.0 * (self.ratios[config] / self.best - 1.0)", "100.0 * (self.ratios[config] - 1.0)"),
         ("round(block.best * block.reference_us, 3)", "round(block.best, 3)"),
         ("        if len(found) >= MIN_SIZES:\n", "        if found:\n"),

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from benchmarks import stale
+from benchmarks import stale, today
 from benchmarks.stamp import OP, OPS, RECORDS, RESULTS, format_json, read_json, results_of, write_json
 from deep_gemm import _C, older_kernels, selection
 from tests.gpu import jobs, parent, run, sanitizer
@@ -252,6 +252,21 @@ def test_figures_that_hang_on_choices_are_current_only_by_the_selector_that_chos
         recorded = stale.read_result_hash(path)
         assert (recorded == stale.find_current(path, recorded)) == (is_current or not is_of_choices)
         assert stale.State(name, recorded, None, None).of_older == ""
+
+
+def test_a_record_of_choices_without_hashes_is_stale(tmp_path):
+    path = tmp_path / "h200" / "pdl.json"
+    write_json(path, {"meta": {stale.SELECTOR: stale.hash_packaged("nvidia-h200-sm132")}, "rows": []})
+    recorded = stale.read_result_hash(path)
+    assert recorded != stale.find_current(path, recorded)
+
+
+def test_every_record_says_what_its_figures_hang_on():
+    """On choices that its rows name, on other choices, on none; the GPU record asks by itself."""
+    kinds = [{*today.FAMILIES, today.REGRET}, set(stale.OF_CHOICES), set(stale.OF_NO_CHOICE), set(stale.DERIVED)]
+    known = [name for kind in kinds for name in kind]
+    assert len(known) == len(set(known))
+    assert {path.name for path in RECORDS.glob("*/*.json")} <= {*known, stale.GPU_RECORD}
 
 
 def test_artefacts_of_older_kernels_that_choose_are_current_and_results_are_not(tmp_path, monkeypatch):

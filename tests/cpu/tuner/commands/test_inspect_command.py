@@ -8,6 +8,8 @@ import pytest
 from deep_gemm import _C
 from tests.fakes import databases, synthetic
 from tuner import cli, errors
+from tuner.commands import db as db_command
+from tuner.commands import inspect as inspect_command
 from tuner.commands.tables import WIDTH
 from tuner.db import Store
 from tuner.learn import inspection
@@ -171,3 +173,16 @@ def test_an_empty_database_has_no_measurements(tmp_path, capsys):
     Store.open(tmp_path / "empty.db", mode="rw").close()
     assert cli.run(["inspect", "--db", str(tmp_path / "empty.db")]) == errors.EXIT_INCONCLUSIVE
     assert "no measurements in" in capsys.readouterr().err
+
+
+def test_skipped_configs_are_not_failed_ones():
+    statuses = {"ok": 3, "censored": 2, "skipped": 4, "crash": 1}
+    found = {
+        "op": "fp8_gemm", "kernel_hash": {"newest": "a" * 64, "matches": True}, "failures": {"statuses": statuses},
+        "rows": 10, "stale": {"rows": 0}, "identities": [],
+    }  # fmt: skip
+    assert inspect_command.describe_rows(found) == ("fp8_gemm", "a" * 8, "yes", 10, 3, 2, 1, 0, "-")
+    entry = {"op": "fp8_gemm", "kernel_hash": "a" * 64, "statuses": statuses, "problems": 2, "configs": 5, "rows": 10}
+    assert db_command.describe_counts(entry | {"last": "2026-11-28T00"}) == (
+        *("fp8_gemm", "a" * 8, 2, 5, 10, 2, 1, "2026-11-28"),
+    )
