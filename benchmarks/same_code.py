@@ -7,13 +7,14 @@ compiles canonical kernels of each op kind whose hash changed with the headers o
 tuner ab` names it, and with the tree's, and compares the machine code (.text) byte by byte. Kernels that take the same
 branches, as far as `name_family` knows them, are a family; of each family one in `--every` is drawn, at least one. The
 layouts of A and B are counted apart, since a change may concern one of them alone.
+
 Result: {"compiler", "changes": [{"op", "before", "now": kernel hashes, "of": canonical kernels, "families", "kernels":
 {layouts as "a_major b_major", all that the op kind has: compared}, "differ": {layouts: kernels with other code},
 "neither": that compile with neither headers (one is there for its text and need not be legal), "gone": how many of
 those before the tree's generator writes differently}]}. It is written after each op kind; a new comparison of the same
-two hashes takes the place of the older one, others stay. The release check
-(stale.py) takes a record as current where kernels of each layout in it were compared, and all have the same code.
-Code alone says it, because no kernel reads tables of its own (tests/cpu/jit/test_sass_tables.py).
+two hashes takes the place of the older one, others stay. The release check (stale.py) takes a record as current where
+kernels of each layout in it were compared, and all have the same code. Code alone says it, because no kernel reads
+tables of its own (tests/cpu/jit/test_sass_tables.py).
 
 Exit codes: 0 all compared, 1 there is nothing to compare, flags or arguments of kernels changed, or kernels did not
 compile, 2 wrong arguments.
@@ -122,9 +123,9 @@ def compare(op: str, sources: list[str], old: Path, every: int) -> dict:
     some = draw(cases, every)
     found = Parallel(n_jobs=-1)(delayed(is_same)(own[place], old) for place in some)
     layouts = [name_layouts(cases[place][0]) for place in some]
-    errors_of = [one for one in found if isinstance(one, str)]
-    if len(errors_of) > 1:
-        raise errors.TunerError(f"{op}: {len(errors_of)} of {len(some)} kernels do not compile: {errors_of[0]}")
+    reasons = [one for one in found if isinstance(one, str)]
+    if len(reasons) > 1:
+        raise errors.TunerError(f"{op}: {len(reasons)} of {len(some)} kernels do not compile: {reasons[0]}")
     known = [(layout, same) for layout, same in zip(layouts, found, strict=True) if not isinstance(same, str)]
     none = dict.fromkeys((name_layouts(problem) for problem, _ in cases), 0)
     return {
@@ -132,7 +133,7 @@ def compare(op: str, sources: list[str], old: Path, every: int) -> dict:
         "families": len({name_family(*case) for case in cases}),
         "kernels": dict(sorted((none | Counter(layout for layout, _ in known)).items())),
         "differ": dict(sorted(Counter(layout for layout, same in known if not same).items())),
-        "neither": len(errors_of),
+        "neither": len(reasons),
         "gone": len(set(sources) - set(own)),
     }
 
