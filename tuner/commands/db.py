@@ -42,7 +42,7 @@ RecordingOf = Annotated[
     ),
 ]
 
-STATS_HEADINGS = ("op kind", "kernel", "problems", "configs", "rows", "censored", "failed", "last")
+STATS_HEADINGS = ("op kind", "kernel", "problems", "configs", "rows", "censored", "failed", "skipped", "last")
 EXPORT_FORMATS = ("json", "csv", "parquet")
 AUDIT_HEADINGS = ("problem", "config", "behind the best", "expected", "says the")
 
@@ -340,7 +340,8 @@ def describe_counts(entry: dict) -> tuple:
     """Return the cells of one identity."""
     statuses = entry["statuses"]
     failed = sum(statuses.get(status, 0) for status in FAILURES)
-    counts = (entry["problems"], entry["configs"], entry["rows"], statuses.get("censored", 0), failed)
+    numbers = entry["problems"], entry["configs"], entry["rows"]
+    counts = (*numbers, statuses.get("censored", 0), failed, statuses.get("skipped", 0))
     return entry["op"], entry["kernel_hash"][:8], *counts, entry["last"][:10]
 
 

@@ -9,7 +9,7 @@ from tuner.commands.tables import format_table
 from tuner.measured import FAILURES
 from tuner.problems.fields import OP_NAMES
 
-ROW_HEADINGS = ("op kind", "kernel", "current", "rows", "ok", "dropped", "failed", "stale", "newest")
+ROW_HEADINGS = ("op kind", "kernel", "current", "rows", "ok", "dropped", "failed", "skipped", "stale", "newest")
 COVERAGE_HEADINGS = ("op kind", "preset", "total", "measured", "current", "missing, first")
 REGRESSION_HEADINGS = ("op kind", "compared with", "problems", "whole", "slower", "suspect", "verdict")
 NOISE_HEADINGS = ("op kind", "block", "anchor", "confirmation", "ratio interval")
@@ -62,13 +62,14 @@ def describe_rows(found: dict) -> tuple:
     """Return the cells of one op kind."""
     hashes, statuses = found["kernel_hash"], found["failures"]["statuses"]
     failed = sum(count for status, count in statuses.items() if status in FAILURES)
-    counts = (found["rows"], statuses.get("ok", 0), statuses.get("censored", 0), failed, found["stale"]["rows"])
+    counts = (found["rows"], statuses.get("ok", 0), statuses.get("censored", 0), failed, statuses.get("skipped", 0))
     newest = max((entry["newest"] for entry in found["identities"]), default="-")
     return (
         found["op"],
         (hashes["newest"] or "none")[:8],
         "yes" if hashes["matches"] else "NO",
         *counts,
+        found["stale"]["rows"],
         newest[:10],
     )
 

@@ -150,7 +150,7 @@ def add_regret(page: Page, facts: dict) -> None:
 def add_coverage(page: Page, ops: list[dict]) -> None:
     """Add what was measured."""
     page.heading("coverage", "Rows of the newest kernels, and how many problems of each preset were measured.")
-    headings = ("op kind", "kernel", "current", "problems", "rows", "ok", "dropped early", "failed")
+    headings = ("op kind", "kernel", "current", "problems", "rows", "ok", "dropped early", "failed", "skipped")
     page.table(headings, [describe_rows(entry) for entry in ops])
     rows = [
         (entry["op"], name, part["problems"], part["measured"], f"{100.0 * part['measured'] / part['problems']:.0f} %")
@@ -169,7 +169,7 @@ def describe_rows(entry: dict) -> tuple:
     failed = sum(count for status, count in statuses.items() if status in FAILURES)
     hashes = ((entry["kernel_hash"] or "")[:8], "yes" if entry["is_current"] else "no")
     counts = (entry["problems"], entry["rows"], statuses.get("ok", 0), statuses.get("censored", 0), failed)
-    return (entry["op"], *hashes, *counts)
+    return (entry["op"], *hashes, *counts, statuses.get("skipped", 0))
 
 
 def add_regressions(page: Page, report: dict | None) -> None:

@@ -112,7 +112,7 @@ def test_the_command_reads_and_writes_nothing(database, capsys):
     with Store.open(database, mode="ro") as store:
         rows = store.load_measurements(sku=SKU)
     (counted,) = (line for line in lines if line[:2] == ["fp8_gemm", CURRENT[:8]])
-    assert counted[2:4] == ["NO", str(len(rows))] and counted[7] == str(len(rows))  # all are of other kernels
+    assert counted[2:4] == ["NO", str(len(rows))] and counted[8] == str(len(rows))  # all are of other kernels
     assert ["fp8_gemm", "demo", "12", "3", "0"] in [line[:5] for line in lines]
     assert "block: one config against itself" in text and "compile_error" in text
     assert max(map(len, text.splitlines()[1:])) <= WIDTH and len(lines) < 40
@@ -181,8 +181,8 @@ def test_skipped_configs_are_not_failed_ones():
         "op": "fp8_gemm", "kernel_hash": {"newest": "a" * 64, "matches": True}, "failures": {"statuses": statuses},
         "rows": 10, "stale": {"rows": 0}, "identities": [],
     }  # fmt: skip
-    assert inspect_command.describe_rows(found) == ("fp8_gemm", "a" * 8, "yes", 10, 3, 2, 1, 0, "-")
+    assert inspect_command.describe_rows(found) == ("fp8_gemm", "a" * 8, "yes", 10, 3, 2, 1, 4, 0, "-")
     entry = {"op": "fp8_gemm", "kernel_hash": "a" * 64, "statuses": statuses, "problems": 2, "configs": 5, "rows": 10}
     assert db_command.describe_counts(entry | {"last": "2026-11-28T00"}) == (
-        *("fp8_gemm", "a" * 8, 2, 5, 10, 2, 1, "2026-11-28"),
+        *("fp8_gemm", "a" * 8, 2, 5, 10, 2, 1, 4, "2026-11-28"),
     )
