@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from deep_gemm import environment
+from tuner import errors
 from tuner.commands import options as shared_options
 from tuner.commands.sweep import check_choice, measure
 from tuner.commands.tables import format_table
@@ -46,6 +47,7 @@ def refine(
     print(
         json.dumps(report, indent=1, sort_keys=True) if as_json else describe(report, "written" if out else "installed")
     )
+    errors.check_measured(report)
 
 
 def install_few(

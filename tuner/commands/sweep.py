@@ -141,6 +141,7 @@ def sweep(
         print(f"--shard {shard}: holds none of the {len(problems)} problems", file=sys.stderr)
     summary = (dry_summary if dry_run else measure)(options, portfolio_from or options.database, portfolio_size)
     print_plan(summary) if dry_run and not as_json else print_summary(summary, as_json)
+    errors.check_measured(summary)
 
 
 def check_choices(workload: str, space: str, backend: str, effort: str, storage: str) -> None:

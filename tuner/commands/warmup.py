@@ -81,6 +81,7 @@ def warmup(
         print("\n".join([*lines, describe(report)]))
     if report.failures:
         raise errors.TunerError(f"{len(report.failures)} of {report.kernels} kernels failed")
+    errors.check_measured(measured or {})
 
 
 def measure_few(problems: list, rows: list[int] | None, count: int, board, **options: Any) -> dict:

@@ -76,6 +76,17 @@ def test_text_has_a_line_for_each_shape(capsys, tmp_path):
     assert lines[-2].startswith("3 of 3 problems written") and lines[-1].startswith("written: ")
 
 
+def test_what_could_not_be_measured_is_a_failure_beside_what_was_installed(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker(unexplained=[PROBLEMS[1]]))
+    assert refine(tmp_path, "--best", 1, "--json") == errors.EXIT_FAILURE
+    said = capsys.readouterr()
+    report = json.loads(said.out)
+    assert list(report["failed"]) == [str(PROBLEMS[1])] and len(report["installed"]) == 2
+    assert said.err.splitlines()[-1].startswith(f"tuner: 1 of 3 problems could not be measured; {PROBLEMS[1]}: ")
+    selector = Selector((tmp_path / "models" / f"{DEVICE.sku}.dgsel").read_bytes())
+    assert [selector.choose(problem, DEVICE).source == "exact" for problem in PROBLEMS] == [True, False, True]
+
+
 @pytest.mark.parametrize("arguments", [("--best", 0), ("--effort", "x"), ("--backend", "x")])
 def test_wrong_arguments_are_usage_errors(capsys, tmp_path, arguments):
     assert refine(tmp_path, *arguments) == errors.EXIT_USAGE

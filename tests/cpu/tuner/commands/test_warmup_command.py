@@ -133,6 +133,16 @@ def test_the_best_few_are_measured_before_anything_is_compiled(own_home, shapes,
     assert "2 of 2 problems written" in (text := capsys.readouterr().out) and "2 problems need 3 kernels" in text
 
 
+def test_what_could_not_be_measured_is_a_failure_after_all_is_compiled(shapes, calls, capsys, tmp_path, monkeypatch):
+    bad = _C.Problem("fp8_gemm", 64, 256, 512)
+    monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker(unexplained=[bad]))
+    options = ["--measure", "2", "--m", "8,64", "--backend", "simulated", "--db", tmp_path / "t.db", "--out", tmp_path]
+    assert cli.run(["warmup", shapes, *map(str, options)]) == 1
+    said = capsys.readouterr()
+    assert "1 of 2 problems written" in said.out and len(calls[0]) == 1
+    assert said.err.splitlines()[-1].startswith(f"tuner: 1 of 2 problems could not be measured; {bad}: ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -238,6 +238,17 @@ def test_a_preset_beside_shapes_and_an_empty_list_of_configs_are_refused(tmp_pat
     assert capsys.readouterr().err == "--shard 1/2: holds none of the 1 problems\n"
 
 
+def test_a_sweep_that_could_not_measure_a_problem_fails_and_keeps_the_others(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker(unexplained=[PROBLEMS[0]]))
+    (tmp_path / "shapes").write_text(json.dumps([problem.as_dict() for problem in PROBLEMS]))
+    options = ["--shapes", tmp_path / "shapes", "--db", tmp_path / "a.db", "--backend", "simulated", "--json"]
+    assert cli.run(["sweep", *map(str, options)]) == 1
+    said = capsys.readouterr()
+    summary = json.loads(said.out)
+    assert summary["measured"] == len(PROBLEMS) - 1 and list(summary["failed"]) == [str(PROBLEMS[0])]
+    assert f"1 of {len(PROBLEMS)} problems could not be measured; {PROBLEMS[0]}: " in said.err.splitlines()[-1]
+
+
 def test_the_summary_is_short_lines_and_a_table(capsys):
     summary = {
         "database": "tuning.db",
