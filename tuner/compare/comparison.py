@@ -146,7 +146,7 @@ def run_child(asked: KernelSet, request: dict) -> dict:
     """Return a set's answer, see set_child.py. Raises: TunerError."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
-        own = {"answer": str(answer), "package": str(asked.folder / "deep_gemm")}
+        own = {"answer": str(answer), "package": str(asked.folder / "deep_gemm"), "parent": os.getpid()}
         whole = request | own | {"processes": len(os.sched_getaffinity(0))}
         path = os.pathsep.join(filter(None, (str(asked.folder), os.environ.get("PYTHONPATH"))))
         try:

@@ -4,17 +4,20 @@ Everything but the standard library comes from the `deep_gemm` that is found fir
 than this file. Hence it uses few names of it: _C.Problem, _C.Config, _C.Device, is_legal, selection.explain,
 generator, build.get_cubin and hashing.kernel_hash.
 
-    stdin        {"package": its folder, "out": folder, "answer": file, "device": {fields}, "processes": count,
-                  "hashes": [op kinds] or null,
+    stdin        {"parent": process ID, "package": its folder, "out": folder, "answer": file, "device": {fields},
+                  "processes": count, "hashes": [op kinds] or null,
                   "wanted": [{"problem": {fields}, "config": {fields} or null (the library's choice),
                               "change": {fields}}]}
     answer file  {"hashes": {op kind: kernel hash}, "found": [see `describe`, in the order of `wanted`]}
     <out>        <name>.cu and <name>.cubin of every kernel
 """
 
+import ctypes
 import hashlib
 import json
 import multiprocessing
+import os
+import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -23,10 +26,22 @@ from deep_gemm import _C, selection
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit import build, generator, hashing
 
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies; exit at once where the parent is dead already. As in
+    tuner/measure/worker.py, of which the package that runs this need not have one.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
 
 def main() -> None:
     """Answer the request of stdin."""
     request = json.load(sys.stdin)
+    die_with_parent(request["parent"])
     check_package(Path(request["package"]))
     out, fields = Path(request["out"]), request["device"]
     device = _C.Device(**fields | {"compute_capability": tuple(fields["compute_capability"])})
@@ -74,7 +89,8 @@ def describe(wanted: dict, device) -> dict:
 def compile_all(out: Path, found: list[dict], processes: int) -> None:
     """Compile the kernels of legal entries and add to them what `compile_one` returns."""
     legal = [entry for entry in found if entry["status"] == "ok"]
-    with ProcessPoolExecutor(max(processes, 1), mp_context=multiprocessing.get_context("fork")) as pool:
+    fork, parent = multiprocessing.get_context("fork"), (os.getpid(),)
+    with ProcessPoolExecutor(max(processes, 1), fork, initializer=die_with_parent, initargs=parent) as pool:
         futures = [pool.submit(compile_one, out, entry["problem"], entry["config"]) for entry in legal]
         for entry, future in zip(legal, futures, strict=True):
             entry.update(take_result(future))
