@@ -17,7 +17,7 @@ from tuner.db.files import is_recorded
 from tuner.db.queries import check_measurements
 from tuner.db.store import Store
 from tuner.db.views import V_MEASUREMENT
-from tuner.files import replacing
+from tuner.files import check_replaceable, replacing
 
 ROWS_AT_A_TIME = 20_000
 #: What the text of a formula begins with, for one spreadsheet or another.
@@ -39,6 +39,7 @@ def export_flat(source: str | os.PathLike, target: str | os.PathLike, kind: str)
     module that is not installed; StoreError; IntegrityError.
     """
     write, path = {"csv": write_csv, "parquet": write_parquet}[kind], Path(target).absolute()
+    check_replaceable("TARGET", path)
     if kind == "parquet":
         import_pyarrow()
     mode = "immutable" if is_recorded(source) else "ro"

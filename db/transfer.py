@@ -29,7 +29,7 @@ from tuner.db.naturals import (
 from tuner.db.postgresql import lock_tables
 from tuner.db.rows_merge import BLOCKS_AT_A_TIME, merge_measurements
 from tuner.db.store import Store
-from tuner.files import replacing
+from tuner.files import check_replaceable, replacing
 
 
 def load_tables(source: str | os.PathLike, original: str | os.PathLike = "") -> Tables:
@@ -103,6 +103,7 @@ def export_json(source: str | os.PathLike, target: str | os.PathLike) -> int:
     Guarantees: readers of `target` see the old file or the new one. Raises: UsageError, StoreError, IntegrityError.
     """
     path = Path(target).absolute()
+    check_replaceable("TARGET", path)
     with open_source(source) as store, store.reading() as connection, replacing(path) as fresh:
         found = read_tables(connection, store.target, SMALL_TABLES)
         check_tables(store.target, found)

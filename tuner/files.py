@@ -14,6 +14,24 @@ from pathlib import Path
 from tuner import errors
 
 STALE_S = 3600.0  # no replacement takes as long
+#: What a SQLite database begins with.
+DATABASE_MAGIC = b"SQLite format 3\0"
+
+
+def check_replaceable(name: str, path: Path) -> None:
+    """Raise UsageError where a file that is no database may not replace what has its path: a folder, anything else but
+    a regular file, or a database, of whose measurements there may be no copy. `name` is what the command line calls it.
+    """
+    if not path.exists():
+        return
+    if path.is_dir():
+        raise errors.UsageError(f"{name} {path}: is a folder; name a file in it")
+    if not path.is_file():
+        raise errors.UsageError(f"{name} {path}: is no regular file; name one, or a new file")
+    with raising_store_error(path), path.open("rb") as file:
+        is_database = file.read(len(DATABASE_MAGIC)) == DATABASE_MAGIC
+    if is_database:
+        raise errors.UsageError(f"{name} {path}: is a database, which would be lost; name another file")
 
 
 @contextmanager

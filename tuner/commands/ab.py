@@ -11,7 +11,8 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import OP_KINDS, PROBLEM_FIELDS
 from tuner import errors
-from tuner.commands.sweep import check_choice, make_progress
+from tuner.commands.options import check_choice
+from tuner.commands.sweep import make_progress
 from tuner.problems.fields import OP_NAMES, default_fields, read_op_name
 
 #: A config as tables show it: "64x112x128 s5 c1x2 k4 swap"; block_k and what is at its default may be left out.

@@ -8,7 +8,8 @@ from typing import Any
 import typer
 
 from tuner import errors
-from tuner.commands.sweep import check_choice, make_progress
+from tuner.commands.options import check_choice
+from tuner.commands.sweep import make_progress
 from tuner.problems.fields import OP_NAMES
 
 SIDE_HELP = (

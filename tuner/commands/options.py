@@ -5,7 +5,10 @@ from pathlib import Path
 import typer
 
 from tuner import errors
+from tuner.files import check_replaceable
 
+#: What numpy, scikit-learn and optuna take.
+MAX_SEED = 2**32 - 1
 RECORD_DB = typer.Option("", "--db", help="Database to record in. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db.")
 READ_DB = typer.Option(
     "",
@@ -29,14 +32,22 @@ ENERGY = typer.Option(
 
 
 def check_folder(flag: str, path: Path | None) -> Path | None:
-    """Return a folder to write into, which may be missing. Raises: UsageError where something else has its name."""
-    if path is not None and path.exists() and not path.is_dir():
-        raise errors.UsageError(f"{flag} {path}: is a file; name a folder")
+    """Return a folder to write into, which may be missing. Raises: UsageError where it cannot be one: something else
+    has its name, or that of a folder that it would lie in.
+    """
+    for part in () if path is None else (path, *path.absolute().parents):
+        if part.exists() and not part.is_dir():
+            raise errors.UsageError(f"{flag} {path}: {'' if part == path else f'{part} '}is a file; name a folder")
     return path
 
 
 def check_file(flag: str, path: Path) -> Path:
-    """Return a file to write, which may be missing. Raises: UsageError where a folder has its name."""
-    if path.is_dir():
-        raise errors.UsageError(f"{flag} {path}: is a folder; name a file in it")
+    """Return a file to write, which may be missing. Raises: UsageError where it may not replace what has its name."""
+    check_replaceable(flag, path)
     return path
+
+
+def check_choice(flag: str, value: str, choices) -> None:
+    """Raise UsageError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise errors.UsageError(f"{flag} {value}: must be one of {', '.join(choices)}")

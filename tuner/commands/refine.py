@@ -9,7 +9,7 @@ import typer
 from deep_gemm import environment
 from tuner import errors
 from tuner.commands import options as shared_options
-from tuner.commands.sweep import check_choice, measure
+from tuner.commands.sweep import measure
 from tuner.commands.tables import format_table
 from tuner.commands.tune import choose_folder
 
@@ -62,8 +62,8 @@ def install_few(
     from tuner.search.problem_run import EFFORTS
     from tuner.ship.tuned import install_best, list_finalists
 
-    check_choice("--effort", effort, EFFORTS)
-    check_choice("--backend", backend, BACKENDS)
+    shared_options.check_choice("--effort", effort, EFFORTS)
+    shared_options.check_choice("--backend", backend, BACKENDS)
     folder, target = choose_folder(out, backend), database or environment.tuner_database()
     options = SweepOptions(
         problems=problems,
@@ -88,6 +88,8 @@ def describe(report: dict, verb: str) -> str:
     ]
     lines = [format_table(("problem", "config", ""), rows)] if rows else []
     lines += [f"not measured: {problem}: {reason}" for problem, reason in report["failed"].items()]
+    lost = sum(one["entries_lost"] for one in report["installed"])
+    lines += [f"{lost} measured choices of other problems gave way: the artefact is full"] if lost else []
     changed = sum(one["name"] != one["before"] for one in report["installed"])
     lines.append(f"{len(rows)} of {report['problems']} problems {verb}, {changed} with another config than before")
     return "\n".join([*lines, *dict.fromkeys(f"written: {one['artifact']}" for one in report["installed"])])

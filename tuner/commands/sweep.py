@@ -14,7 +14,7 @@ from deep_gemm.errors import DeepGemmError
 from deep_gemm.text import printable
 from tuner import errors
 from tuner.commands.gpu_options import GPUS, MIXED, SCHEDULER, check_scheduler, choose_gpus
-from tuner.commands.options import ENERGY, RECORD_DB
+from tuner.commands.options import ENERGY, MAX_SEED, RECORD_DB, check_choice
 from tuner.commands.tables import format_table
 from tuner.problems import shapes
 
@@ -74,7 +74,7 @@ def sweep(
     sampler: str = typer.Option("auto", help=SAMPLER_HELP),
     n_trials: int = N_TRIALS,
     effort: str = typer.Option("quick", help="quick (3 search and 30 confirmation rounds) or full (8 and 40)."),
-    seed: int = typer.Option(0, help="Seed of the input data, the group sizes and the sampler."),
+    seed: int = typer.Option(0, min=0, max=MAX_SEED, help="Seed of the input data, group sizes and the sampler."),
     workload: str = typer.Option("spread", help=WORKLOAD_HELP),
     shard: str = typer.Option("0/1", help="Measure shard i of n, given as i/n. Each shard needs its own database."),
     device: int = typer.Option(0, min=0, help="GPU to measure on, counted among those in CUDA_VISIBLE_DEVICES."),
@@ -105,11 +105,13 @@ def sweep(
     """
     from tuner.search.candidates import SweepOptions
     from tuner.search.energy import parse_count
+    from tuner.search.propose import choose_sampler
 
     if preset and shapes_file:
         raise errors.UsageError(f"--preset {preset}: cannot be combined with --shapes {shapes_file}; drop one")
     preset = preset or "default"
     check_choices(workload, space, backend, effort, study_storage)
+    choose_sampler(sampler, 0)  # that it exists
     check_space(space, bool(configs_file or portfolio_size))
     problems, part = load_problems(preset, shapes_file), shapes.parse_shard(shard)
     options = SweepOptions(
@@ -171,12 +173,6 @@ def check_space(space: str, are_configs_named: bool) -> None:
 def load_problems(preset: str, path: Path | None) -> list:
     """Return the problems of a shape file, or of a preset where there is no `path`."""
     return shapes.load_file(path) if path else shapes.load_preset(preset)
-
-
-def check_choice(flag: str, value: str, choices) -> None:
-    """Raise UsageError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise errors.UsageError(f"{flag} {value}: must be one of {', '.join(choices)}")
 
 
 def load_configs(path: Path) -> list:
@@ -251,7 +247,7 @@ def measure_on(workers: list, options, source: str | Path, size: int, progress) 
         options = replace(options, configs=choose_configs(source, size, sku, options.problems))
     with Store.open(options.database) as store:
         summary = Sweep(options, store, workers, progress, predict_times).run()
-    if (failed := summary["failed"]) and not summary["measured"]:
+    if (failed := summary["failed"]) and not summary["measured"] + summary["already_measured"]:
         problem, reason = next(iter(failed.items()))
         raise errors.NothingMeasuredError(f"none of {len(failed)} problems could be measured; {problem}: {reason}")
     return summary

@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 
 from tuner import errors
-from tuner.commands.options import check_folder
+from tuner.commands.options import MAX_SEED, check_folder
 from tuner.credentials import hide_credentials
 from tuner.learn.settings import LEAVES, RATE, TREES
 from tuner.problems.fields import OP_NAMES
@@ -47,7 +47,7 @@ def train(
         False,
         help="Only print the portfolio, and what the folds of the validation would choose, for `sweep --configs`.",
     ),
-    seed: int = typer.Option(0, min=0, help="Seed of the trees."),
+    seed: int = typer.Option(0, min=0, max=MAX_SEED, help="Seed of the trees."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Fit trees, guards and portfolio and write a training folder.

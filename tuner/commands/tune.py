@@ -12,7 +12,7 @@ from deep_gemm import environment
 from tuner import errors
 from tuner.commands import options as shared_options
 from tuner.commands.problem_options import OP_HELP, add_optional_field_parameters
-from tuner.commands.sweep import check_choice, measure
+from tuner.commands.sweep import measure
 from tuner.commands.tables import format_table
 from tuner.problems.fields import OPS
 
@@ -59,7 +59,7 @@ def tune(
     folder, target = choose_folder(out, backend), database or environment.tuner_database()
     check_sizes([fields[name] for name in ("m", "n", "k")], quick)
     if quick:
-        check_choice("--op", op or OPS[0], OPS)
+        shared_options.check_choice("--op", op or OPS[0], OPS)
         report = calibrate(target, prior, [op] if op else [], folder, time_budget, device, backend)
         print(json.dumps(report, indent=1, sort_keys=True) if as_json else describe_rounds(report))
         return
@@ -84,7 +84,7 @@ def calibrate(database: str, prior: str, ops: list, out: Path, budget_s: float, 
     from tuner.search.candidates import SweepOptions
     from tuner.ship.calibrate import Calibrator, start
 
-    check_choice("--backend", backend, BACKENDS)
+    shared_options.check_choice("--backend", backend, BACKENDS)
     target = device_at_hand("", device)
     with open_database(prior) as store:
         calibrations = start(store, target, ops, backend)
@@ -130,7 +130,7 @@ def choose_folder(out: Path | None, backend: str) -> Path:
         raise errors.UsageError(
             "--backend simulated: give --out; simulated times must not decide what the library runs"
         )
-    folder = out or environment.model_dir()
+    folder = shared_options.check_folder("--out", out) or environment.model_dir()
     if folder is None:
         raise errors.UsageError("neither DG_MODEL_DIR nor HOME is set; give --out")
     return folder
@@ -142,8 +142,8 @@ def sweep_problem(problem, database: str, effort: str, device: int, backend: str
     from tuner.search.candidates import SweepOptions
     from tuner.search.problem_run import EFFORTS
 
-    check_choice("--effort", effort, EFFORTS)
-    check_choice("--backend", backend, BACKENDS)
+    shared_options.check_choice("--effort", effort, EFFORTS)
+    shared_options.check_choice("--backend", backend, BACKENDS)
     options = SweepOptions(
         problems=[problem], database=database, effort=effort, device=device, backend=backend, argv=sys.argv[1:]
     )

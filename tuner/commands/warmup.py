@@ -12,6 +12,8 @@ from tuner.commands import options as shared_options
 from tuner.commands.refine import MOST, install_few
 from tuner.commands.refine import describe as describe_few
 
+#: Numbers of rows that may be asked for.
+MOST_ROWS = 100_000
 RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 
 
@@ -118,8 +120,10 @@ def parse_rows(text: str) -> list[int] | None:
             if match
             else (1, 0, 1)
         )
-        if last < first or not step:
-            raise errors.UsageError(f"--m {text}: must be numbers and ranges first-last[:step], such as 1,8,64-512:64")
+        if last < first or not step or len(found) + (last - first) // step >= MOST_ROWS:
+            raise errors.UsageError(
+                f"--m {text}: must be numbers and ranges first-last[:step], such as 1,8,64-512:64; at most {MOST_ROWS}"
+            )
         found += range(first, last + 1, step)
     return list(dict.fromkeys(found)) if text else None
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from tuner import errors
+from tuner.files import check_replaceable
 from tuner.learn.dataset import Dataset
 from tuner.learn.evaluate import regret_curve
 from tuner.learn.validate import METHODS, FoldResult
@@ -18,6 +19,7 @@ def check_plot(path: Path) -> None:
     Raises: UsageError without matplotlib, or where the file cannot be written.
     """
     import_figure()
+    check_replaceable("--plot", path)
     existed = path.exists()
     try:
         with path.open("ab"):

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from deep_gemm import _C, prenorm_shapes
-from deep_gemm.errors import DeepGemmError
+from deep_gemm.errors import DeepGemmError, ProblemError
 from deep_gemm.fields import OP_KINDS, PROBLEM_FIELDS
 from tuner import errors
 from tuner.problems.fields import MAJORS, OPS, get_weight_shape, get_work, read_op_name
@@ -156,6 +156,9 @@ def expand_group(group: dict) -> list:
                 if OP_KINDS[op].is_grouped
                 else [{"m": m} for m in shape.get("m", group.get("m", []))]
             )
+            if not sizes:
+                name = "sizes" if OP_KINDS[op].is_grouped else "m"
+                raise ProblemError(f"shape {shape} of {op}: has no {name}, nor has its group; give it")
             fixed = {name: shape[name] for name in (("m", "n") if OP_KINDS[op].k_is_divided else ("n", "k"))}
             problems += [_C.Problem(op, **fixed, **size, **fields, **majors) for size in sizes]
     return problems

@@ -184,7 +184,7 @@ def load_evaluation(training: Training) -> Evaluation:
     except OSError as error:
         raise errors.UsageError(
             f"--training {training.folder}: not evaluated since it was trained; run `python -m tuner evaluate"
-            f" --training {training.folder}` first"
+            f" --training {training.folder.parent}` first"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise errors.IntegrityError(f"{training.folder / EVALUATION}: {error}; evaluate again") from error

@@ -2,13 +2,18 @@
 the artefact that the library uses.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from deep_gemm import _C, selection, selector_files
+from deep_gemm.artifact import read_artifact
 from deep_gemm.errors import DeepGemmError, ModelError
 from tuner import errors
 from tuner.db import Store
+from tuner.db.lock import WriterLock
 from tuner.db.rows import BlockRow
+from tuner.files import raising_store_error
 from tuner.learn.ranking import Ranking, rank
 from tuner.learn.sources import recorded_boards
 from tuner.learn.train import write_file
@@ -18,6 +23,18 @@ from tuner.ship.exact import add_entry
 
 #: Configs that are shown beside the winner and the heuristic's pick.
 NUM_SHOWN = 5
+#: Seconds to wait for another process that adds to the same artefact.
+WAIT_S = 60.0
+
+
+@contextmanager
+def locking(path: Path) -> Iterator[None]:
+    """Hold the lock of an artefact while it is read, added to and written. Raises: StoreError."""
+    lock = WriterLock(path, WAIT_S)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def install_best(problem: _C.Problem, database: str, folder: Path, backend: str = "cuda") -> dict:
@@ -38,10 +55,12 @@ def install_best(problem: _C.Problem, database: str, folder: Path, backend: str 
         raise errors.InconclusiveError(f"{problem}: nothing was measured with this package's kernels in {database}")
     device = boards[ranking.block.sku]
     path = folder / f"{device.sku}{selector_files.SUFFIX}"
-    before = choose_before(problem, device, path)
-    entry = add_entry(read_base(device.sku, path), ranking, device)
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    write_file(path, entry.content, 0o644)
+    with raising_store_error(folder):
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with locking(path):  # another process may be adding its own problems
+        before = choose_before(problem, device, path)
+        entry = add_entry(read_base(device.sku, path), ranking, device)
+        write_file(path, entry.content, 0o644)
     return {
         "problem": str(problem),
         "sku": device.sku,
@@ -71,9 +90,16 @@ def rank_finalists(problem: _C.Problem, device: _C.Device, folder: Path, count: 
 
 
 def read_base(sku: str, path: Path) -> bytes | None:
-    """Return the artefact to add to: the one in the folder, else the one that the library uses."""
+    """Return the artefact to add to: the one in the folder, else the one that the library uses. Raises: IntegrityError
+    where the one in the folder is damaged.
+    """
     if path.is_file():
-        return path.read_bytes()
+        content = path.read_bytes()
+        try:
+            read_artifact(content)
+        except DeepGemmError as error:
+            raise errors.IntegrityError(f"{path}: {error}; nothing is added to it: remove it, or mend it") from error
+        return content
     try:
         found = selector_files.read_selector_file(sku, None)
     except ModelError:

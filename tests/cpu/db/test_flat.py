@@ -1,6 +1,7 @@
 """Measured rows as one table: a file says the same as the database, whatever reads it."""
 
 import csv
+import os
 import sys
 
 import pytest
@@ -79,6 +80,22 @@ def test_no_text_is_a_formula(database, tmp_path, beginning):
         cells = [cell for row in csv.reader(file) for cell in row]
     assert text not in cells and f"'{text}" in cells
     assert flat.mark_formula(-1.5) == -1.5 and flat.mark_formula("nvidia") == "nvidia"
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+def test_no_export_replaces_a_database_or_what_is_no_file(database, tmp_path, kind, capsys):
+    other, pipe = make_database(tmp_path / "other.db"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    whole = {path: path.read_bytes() for path in (database, other)}
+    for target, fault in (
+        (database, "is a database, which would be lost"),
+        (other, "is a database, which would be lost"),
+        (pipe, "is no regular file"),
+        (tmp_path, "is a folder"),
+    ):
+        assert cli.run(["db", "export", str(target), "--db", str(database), "--format", kind]) == 2
+        assert f"TARGET {target}: {fault}" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in whole} == whole and pipe.is_fifo()
 
 
 def test_what_is_missing_is_named_and_nothing_is_written(database, tmp_path, monkeypatch, capsys):

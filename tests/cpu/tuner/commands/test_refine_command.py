@@ -11,6 +11,7 @@ from deep_gemm.selector import Selector
 from tests.fakes.in_process_worker import InProcessWorker
 from tuner import cli, errors
 from tuner.db import Store
+from tuner.db.lock import WriterLock
 from tuner.search import sweep
 from tuner.ship import tuned
 
@@ -85,6 +86,46 @@ def test_what_could_not_be_measured_is_a_failure_beside_what_was_installed(capsy
     assert said.err.splitlines()[-1].startswith(f"tuner: 1 of 3 problems could not be measured; {PROBLEMS[1]}: ")
     selector = Selector((tmp_path / "models" / f"{DEVICE.sku}.dgsel").read_bytes())
     assert [selector.choose(problem, DEVICE).source == "exact" for problem in PROBLEMS] == [True, False, True]
+
+
+def test_a_second_run_installs_what_was_measured_beside_what_cannot_be(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker(unexplained=[PROBLEMS[1]]))
+    assert refine(tmp_path, "--best", 1) == errors.EXIT_FAILURE
+    capsys.readouterr()
+    assert refine(tmp_path, "--best", 1, "--out", tmp_path / "again", "--json") == errors.EXIT_FAILURE
+    said = capsys.readouterr()
+    assert len(json.loads(said.out)["installed"]) == 2 and "1 of 3 problems" in said.err
+    assert (tmp_path / "again" / f"{DEVICE.sku}.dgsel").is_file()
+
+
+def test_nothing_is_added_to_a_damaged_artefact(capsys, tmp_path):
+    path = tmp_path / "models" / f"{DEVICE.sku}.dgsel"
+    path.parent.mkdir()
+    path.write_bytes(b"half of an artefact")
+    assert refine(tmp_path) == errors.EXIT_INTEGRITY
+    assert f"{path}: " in capsys.readouterr().err and path.read_bytes() == b"half of an artefact"
+
+
+def test_an_artefact_that_another_process_adds_to_is_waited_for(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuned, "WAIT_S", 0.1)
+    path = tmp_path / "models" / f"{DEVICE.sku}.dgsel"
+    path.parent.mkdir()
+    lock = WriterLock(path, 0)
+    try:
+        assert refine(tmp_path, "--best", 1) == errors.EXIT_FAILURE
+    finally:
+        lock.release()
+    assert not path.exists() and str(path) in capsys.readouterr().err
+    assert refine(tmp_path, "--best", 1) == 0 and path.is_file()
+
+
+@pytest.mark.parametrize("name", ["file", "file/models"])
+def test_a_folder_that_cannot_be_one_is_refused_before_anything_is_measured(capsys, tmp_path, name):
+    (tmp_path / "file").write_text("")
+    assert refine(tmp_path, "--out", tmp_path / name) == errors.EXIT_USAGE
+    said = capsys.readouterr().err
+    assert said.startswith(f"tuner: --out {tmp_path / name}: ") and "is a file; name a folder" in said
+    assert not (tmp_path / "t.db").exists()
 
 
 @pytest.mark.parametrize("arguments", [("--best", 0), ("--effort", "x"), ("--backend", "x")])

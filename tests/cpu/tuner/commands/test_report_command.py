@@ -107,6 +107,13 @@ def test_a_folder_is_no_page(page, tmp_path, capsys):
     assert capsys.readouterr().err.endswith("is a folder; name a file in it\n")
 
 
+def test_no_page_replaces_a_database(page, capsys):
+    database = page.with_name("tuning.db")
+    before = database.read_bytes()
+    assert cli.run(["report", "--db", str(database), "--out", str(database)]) == errors.EXIT_USAGE
+    assert "is a database, which would be lost" in capsys.readouterr().err and database.read_bytes() == before
+
+
 def test_an_op_kind_without_rows_is_inconclusive(page, tmp_path, capsys):
     database = str(page.with_name("tuning.db"))
     arguments = ["report", "--db", database, "--op", "bf16_gemm", "--out", str(tmp_path / "a.html")]

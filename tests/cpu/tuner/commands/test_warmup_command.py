@@ -112,7 +112,7 @@ def test_rows():
     assert parse_rows("") is None
     assert parse_rows("8") == [8]
     assert parse_rows("1-4, 4,64-128:32") == [1, 2, 3, 4, 64, 96, 128]
-    for text in ("4-1", "x", "1,,2", "-3", "1-9:x", "1-9:0"):
+    for text in ("4-1", "x", "1,,2", "-3", "1-9:x", "1-9:0", "1-999999999", "1-60000,1-60000"):
         with pytest.raises(UsageError, match="--m"):
             parse_rows(text)
 

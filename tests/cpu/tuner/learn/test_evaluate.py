@@ -300,14 +300,24 @@ def test_names_stay_whole_beside_the_widest_figures():
     assert "29.90% (22.02..40.44)" in text and max(map(len, text.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("name", ["none/regret.png", "", "file/regret.png"])
-def test_a_plot_that_cannot_be_written_is_refused_before_the_work(folder, tmp_path, capsys, monkeypatch, name):
+@pytest.mark.parametrize(
+    "name, fault",
+    [
+        ("none/regret.png", "cannot be written"),
+        ("", "is a folder"),
+        ("file/regret.png", "cannot be written"),
+        ("t.db", "is a database, which would be lost"),
+    ],
+)
+def test_a_plot_that_cannot_be_written_is_refused_before_the_work(folder, tmp_path, capsys, monkeypatch, name, fault):
     pytest.importorskip("matplotlib")
     (tmp_path / "file").write_text("")
+    (tmp_path / "t.db").write_bytes(b"SQLite format 3\0 and rows")
     monkeypatch.setattr("tuner.learn.evaluate.run", lambda *arguments: pytest.fail("evaluated"))
     plot = tmp_path / name
     assert cli.run(["evaluate", "--training", str(folder.parent), "--plot", str(plot)]) == 2
-    assert f"--plot {plot}: cannot be written" in capsys.readouterr().err and not (tmp_path / "none").exists()
+    assert f"--plot {plot}: {fault}" in capsys.readouterr().err and not (tmp_path / "none").exists()
+    assert (tmp_path / "t.db").read_bytes().endswith(b"rows")
 
 
 def test_without_a_training_folder(tmp_path, capsys):

@@ -194,6 +194,18 @@ def test_a_clone_that_is_not_installed_can_sweep_and_train(tmp_path, data, learn
     assert describe_environment({"environment": {}}, {})["package_version"] == deep_gemm.__version__
 
 
+def test_a_training_that_cannot_be_written_keeps_the_old_evaluation(data, learned, folder, monkeypatch):
+    (folder / train.EVALUATION).write_text("{}")
+
+    def write_file(path, payload, mode=0):
+        raise errors.StoreError(f"{path}: No space left on device; nothing was changed")
+
+    monkeypatch.setattr(train, "write_file", write_file)
+    with pytest.raises(errors.StoreError, match="No space left"):
+        train.save(folder, data, learned, SETTINGS, "tuning.db")
+    assert (folder / train.EVALUATION).read_text() == "{}"
+
+
 def test_a_new_training_removes_the_old_evaluation(data, learned, folder):
     (folder / train.EVALUATION).write_text("{}")
     train.save(folder, data, learned, SETTINGS, "tuning.db")

@@ -265,6 +265,18 @@ def test_a_group_may_name_op_fields_and_layouts(tmp_path):
     assert shapes.load_file(path) == [recorded]
 
 
+@pytest.mark.parametrize(
+    "group, name",
+    [({"M": [8]}, "m"), ({"op": "m_grouped_fp8_gemm_masked", "m": [8]}, "sizes"), ({"m": []}, "m")],
+)
+def test_a_group_without_sizes_is_an_error_not_an_empty_group(tmp_path, group, name):
+    other = {"m": [8], "shapes": [{"n": 64, "k": 128}]}
+    path = tmp_path / "shapes.json"
+    path.write_text(json.dumps({"groups": [group | {"shapes": [{"n": 512, "k": 512}]}, other]}))
+    with pytest.raises(errors.UsageError, match=f"has no {name}, nor has its group"):
+        shapes.load_file(path)
+
+
 def test_sizes_of_grouped_ops_follow_from_means(tmp_path):
     path, shape = tmp_path / "shapes.json", {"name": "y", "n": 64, "k": 256}
     sizes = [{"num_groups": 3, "mean_m": [100, 128]}, {"num_groups": 5, "mean_m": [33]}]
