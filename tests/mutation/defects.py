@@ -289,7 +289,7 @@ DEFECTS: Defects = {
         ("    if training.record.fingerprint != fingerprint(data):\n", "    if False:\n"),
         ('    if not database and "://" in found.record.database:\n', "    if False:\n"),
         ("    if len(content) > MAX_BYTES:\n", "    if False:\n"),
-        ("(EVALUATION, OUT_OF_FOLD, UNCONFIRMED):\n        (folder", "():\n        (folder"),
+        ("(EVALUATION, OUT_OF_FOLD, UNCONFIRMED):  # last", "():  # last"),
     ],
     ("deep_gemm/vendor.py", "tests/fault/test_vendor_arguments.py"): [
         ("        if stride < extent:\n", "        if False:\n"),

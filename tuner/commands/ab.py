@@ -69,9 +69,10 @@ def ab(
     from tuner.compare.formats import FORMATS
     from tuner.compare.kernel_sets import Clone
     from tuner.compare.revisions import make_set
+    from tuner.problems.workload import WORKLOADS
 
     check_choice("--format", form, FORMATS)
-
+    check_choice("--workload", workload, WORKLOADS)
     names, sizes = split_targets(targets or [], is_within=bool(config or change))
     configs = [read_config(text) for text in config]
     if len(configs) > 2:

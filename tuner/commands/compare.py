@@ -10,7 +10,7 @@ import typer
 from tuner import errors
 from tuner.commands.options import check_choice
 from tuner.commands.sweep import make_progress
-from tuner.problems.fields import OP_NAMES
+from tuner.problems.fields import OP_NAMES, OPS
 
 SIDE_HELP = (
     "[DATABASE][@WHICH]: WHICH is a kernel hash, sweep:ID, driver:VERSION or previous; without it, the newest kernels."
@@ -47,6 +47,8 @@ def compare(
 
     Example: python -m tuner compare old.db new.db
     """
+    if op:
+        check_choice("--op", op, OPS)
     if any(name.endswith(ARTEFACT) for name in (a, b)):
         compare_artefacts(a, b, database, device, op, "json" if as_json else form)
         return

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from tuner import errors
 from tuner.commands.tables import format_table, print_gates
 from tuner.problems.fields import OP_NAMES
 
@@ -39,7 +40,7 @@ def evaluate(
     nested: bool = typer.Option(
         False, help="Let every fold choose the settings of its trees by itself, too; takes as long as three more seeds."
     ),
-    jobs: int = typer.Option(-1, help="Processes; -1: one per core."),
+    jobs: int = typer.Option(-1, min=-1, help="Processes; -1: one per core."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Score the selector on problems that it did not see.
@@ -50,6 +51,8 @@ def evaluate(
     """
     from tuner.learn.train import choose_folder, find_folders
 
+    if not jobs:
+        raise errors.UsageError("--jobs 0: must be -1, one per core, or a number of processes")
     folders = find_folders(choose_folder(training, device), op)
     drawn = {folder.name: name_plot(plot, folder.name, op) if plot else None for folder in folders}
     check_plots(drawn)

@@ -112,7 +112,7 @@ def sweep(
     preset = preset or "default"
     check_choices(workload, space, backend, effort, study_storage)
     choose_sampler(sampler, 0)  # that it exists
-    check_space(space, bool(configs_file or portfolio_size))
+    check_space(space, [configs_file is not None, portfolio_size > 0])
     problems, part = load_problems(preset, shapes_file), shapes.parse_shard(shard)
     options = SweepOptions(
         problems=shapes.take_shard(problems, *part),
@@ -162,9 +162,11 @@ def check_choices(workload: str, space: str, backend: str, effort: str, storage:
         check_url(storage)
 
 
-def check_space(space: str, are_configs_named: bool) -> None:
-    """Raise UsageError for a space beside named configs."""
-    if space != "default" and are_configs_named:
+def check_space(space: str, are_configs_named: list[bool]) -> None:
+    """Raise UsageError for a space beside named configs, or configs that are named twice."""
+    if all(are_configs_named):
+        raise errors.UsageError("--configs: cannot be combined with --portfolio-size; drop one")
+    if space != "default" and any(are_configs_named):
         raise errors.UsageError(
             f"--space {space}: cannot be combined with --configs or --portfolio-size, which name configs; drop one"
         )

@@ -148,6 +148,7 @@ def test_problems_of_a_file_and_of_other_ops(sets, capsys, tmp_path):
         [*WORDS, "--set", "stages"],
         [*WORDS, "--op", "nope"],
         [*WORDS, "--field", "color=red"],
+        [*WORDS, "--workload", "nope"],
     ],
 )
 def test_wrong_words_are_usage_errors(sets, words, capsys):

@@ -320,6 +320,11 @@ def test_a_plot_that_cannot_be_written_is_refused_before_the_work(folder, tmp_pa
     assert (tmp_path / "t.db").read_bytes().endswith(b"rows")
 
 
+def test_no_processes_cannot_evaluate(folder, capsys):
+    assert cli.run(["evaluate", "--training", str(folder.parent), "--jobs", "0"]) == 2
+    assert "--jobs 0: must be -1" in capsys.readouterr().err
+
+
 def test_without_a_training_folder(tmp_path, capsys):
     assert cli.run(["evaluate", "--training", str(tmp_path / "none")]) == 2
     assert "tuner train" in capsys.readouterr().err

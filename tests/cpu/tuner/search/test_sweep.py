@@ -238,7 +238,15 @@ def test_a_preset_beside_shapes_and_an_empty_list_of_configs_are_refused(tmp_pat
     assert capsys.readouterr().err == "--shard 1/2: holds none of the 1 problems\n"
 
 
-@pytest.mark.parametrize("option", [("--seed", "-1"), ("--seed", str(2**32)), ("--sampler", "bogus")])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--seed", "-1"),
+        ("--seed", str(2**32)),
+        ("--sampler", "bogus"),
+        ("--configs", "configs.json", "--portfolio-size", "4"),
+    ],
+)
 def test_what_no_search_takes_is_refused_before_there_is_a_database(capsys, tmp_path, option):
     arguments = ["sweep", "--preset", "demo", "--backend", "simulated", "--db", str(tmp_path / "a.db"), *option]
     assert cli.run(arguments) == 2 and not (tmp_path / "a.db").exists()

@@ -113,6 +113,7 @@ def test_an_op_kind_that_cannot_be_compared_is_unknown(folder, capsys, ops, reas
         assert reason in capsys.readouterr().out
     assert cli.run([*command, "--op", "fp8_gemm"]) == errors.EXIT_OK
     assert cli.run([*command, "--op", "bf16_gemm"]) == errors.EXIT_INCONCLUSIVE
+    assert cli.run([*command, "--op", "nope"]) == errors.EXIT_USAGE
 
 
 def test_only_one_block_has_both_times(folder):
