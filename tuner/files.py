@@ -72,6 +72,12 @@ def raising_store_error(what: object) -> Iterator[None]:
         raise errors.StoreError(f"{what}: {error.strerror or error}; nothing was changed") from error
 
 
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder, and those that it lies in, unless they are there. Raises: StoreError."""
+    with raising_store_error(folder):
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+
+
 def write_whole(target: Path, payload: bytes, mode: int | None = None) -> None:
     """Replace `target` by `payload` as `replacing` does; with `mode`, or by the umask. Raises: StoreError."""
     with replacing(target) as fresh, raising_store_error(target):

@@ -11,6 +11,7 @@ from deep_gemm import environment
 from tuner import errors
 from tuner.compare.sides import Named
 from tuner.db.lock import WriterLock
+from tuner.files import make_folder
 from tuner.measure.stamp import write_json
 
 FORMAT = 1
@@ -47,7 +48,7 @@ def load() -> dict[str, dict[str, Named]]:
 def save(sku: str, named: dict[str, Named]) -> Path:
     """Set the baselines of some op kinds and return the file. Raises: IntegrityError, StoreError."""
     path = get_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     lock = WriterLock(path, WAIT_S)
     try:
         known = load()

@@ -20,6 +20,7 @@ from tuner import errors
 from tuner.compare import duel, set_child
 from tuner.compare.duel import NEW, OLD, Duel, Pair, make_pair
 from tuner.compare.kernel_sets import KernelSet
+from tuner.files import make_folder
 from tuner.measure import statistics
 from tuner.measure.devices import choose_visible_device, read_device
 from tuner.measure.gpu_lock import GpuLock
@@ -96,7 +97,7 @@ def keep_folder(out: Path | None) -> AbstractContextManager:
     """Return a folder for kernels as a context: `out`, or one that is removed."""
     if out is None:
         return tempfile.TemporaryDirectory(prefix="kernel-sets-")
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     return _Kept(str(out.resolve()))
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from deep_gemm import _C, environment
 from deep_gemm.artifact import MAX_BYTES
 from tuner import errors
-from tuner.files import raising_store_error, write_whole
+from tuner.files import make_folder, write_whole
 from tuner.learn.dataset import Dataset, load_dataset
 from tuner.learn.forest import Forest, read_forest, write_forest
 from tuner.learn.learner import Learned, Settings, choose_settings, fit
@@ -133,8 +133,7 @@ def save(folder: Path, data: Dataset, learned: Learned, settings: Settings, data
     forest = write_forest(learned.forest)
     sha256 = hashlib.sha256(forest).hexdigest()
     record = make_record(data, learned, settings, database, fingerprint(data), sha256, prior)
-    with raising_store_error(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder, 0o700)
     write_file(folder / FOREST, forest)
     write_file(folder / TRAINING, to_json(record.to_json()))
     for name in (EVALUATION, OUT_OF_FOLD, UNCONFIRMED):  # last: on a full disk nothing is lost

@@ -19,6 +19,7 @@ from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.older_kernels import list_serving
 from deep_gemm.selector import Selector, join_quarantined
 from tuner import errors
+from tuner.files import make_folder
 from tuner.learn.artifact import build_artifact
 from tuner.learn.dataset import Dataset
 from tuner.learn.evaluation import Evaluation
@@ -334,7 +335,7 @@ def write_export(export: Export, folder: Path, sku: str) -> tuple[Path, Path]:
 
     Each file is replaced as a whole. Raises: StoreError.
     """
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    make_folder(folder, 0o755)
     artifact, card = folder / f"{sku}.dgsel", folder / f"{sku}.md"
     write_file(card, export.card.encode("utf-8"), 0o644)
     write_file(artifact, export.content, 0o644)

@@ -13,7 +13,7 @@ from tuner import errors
 from tuner.db import Store
 from tuner.db.lock import WriterLock
 from tuner.db.rows import BlockRow
-from tuner.files import raising_store_error
+from tuner.files import make_folder
 from tuner.learn.ranking import Ranking, rank
 from tuner.learn.sources import recorded_boards
 from tuner.learn.train import write_file
@@ -55,8 +55,7 @@ def install_best(problem: _C.Problem, database: str, folder: Path, backend: str 
         raise errors.InconclusiveError(f"{problem}: nothing was measured with this package's kernels in {database}")
     device = boards[ranking.block.sku]
     path = folder / f"{device.sku}{selector_files.SUFFIX}"
-    with raising_store_error(folder):
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    make_folder(folder, 0o755)
     with locking(path):  # another process may be adding its own problems
         before = choose_before(problem, device, path)
         entry = add_entry(read_base(device.sku, path), ranking, device)
@@ -91,14 +90,16 @@ def rank_finalists(problem: _C.Problem, device: _C.Device, folder: Path, count: 
 
 def read_base(sku: str, path: Path) -> bytes | None:
     """Return the artefact to add to: the one in the folder, else the one that the library uses. Raises: IntegrityError
-    where the one in the folder is damaged.
+    where the one in the folder is damaged, or of another GPU model.
     """
     if path.is_file():
         content = path.read_bytes()
         try:
-            read_artifact(content)
+            of = read_artifact(content)[0]["sku"]
         except DeepGemmError as error:
             raise errors.IntegrityError(f"{path}: {error}; nothing is added to it: remove it, or mend it") from error
+        if of not in (sku, _C.base_sku(sku)):
+            raise errors.IntegrityError(f"{path}: is of {of}; nothing is added to it: move it to its own name")
         return content
     try:
         found = selector_files.read_selector_file(sku, None)

@@ -2,10 +2,12 @@
 
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import deep_gemm
 from deep_gemm import _C
 from deep_gemm.selector import Selector
 from tests.fakes.in_process_worker import InProcessWorker
@@ -104,6 +106,15 @@ def test_nothing_is_added_to_a_damaged_artefact(capsys, tmp_path):
     path.write_bytes(b"half of an artefact")
     assert refine(tmp_path) == errors.EXIT_INTEGRITY
     assert f"{path}: " in capsys.readouterr().err and path.read_bytes() == b"half of an artefact"
+
+
+def test_nothing_is_added_to_an_artefact_of_another_gpu_model(capsys, tmp_path):
+    path = tmp_path / "models" / f"{DEVICE.sku}.dgsel"
+    path.parent.mkdir()
+    content = next(Path(deep_gemm.__file__).with_name("models").glob("*h100*.dgsel")).read_bytes()
+    path.write_bytes(content)
+    assert refine(tmp_path) == errors.EXIT_INTEGRITY
+    assert f"{path}: is of nvidia-h100" in capsys.readouterr().err and path.read_bytes() == content
 
 
 def test_an_artefact_that_another_process_adds_to_is_waited_for(capsys, tmp_path, monkeypatch):
