@@ -37,10 +37,6 @@ class NothingMeasuredError(TunerError):
     """None of a sweep's problems could be measured."""
 
 
-class NotAllMeasuredError(TunerError):
-    """Some of a sweep's problems could not be measured; what was measured of the others is kept."""
-
-
 class IntegrityError(TunerError):
     """A database or file that must not be trusted."""
 
@@ -58,15 +54,13 @@ class DiskFullError(StoreError):
 
 
 def check_measured(summary: dict) -> None:
-    """Raise NotAllMeasuredError where a sweep, as its summary says, or `refine`, as its report does, could not measure
-    some of its problems. To be called when the rest has been done and shown.
+    """Raise TunerError where a sweep, as its summary says, or `refine`, as its report does, could not measure some of
+    its problems. To be called when the rest has been done and shown.
     """
     for each in summary.get("sweeps", [summary]):
         if failed := each.get("failed"):
             problem, reason = next(iter(failed.items()))
-            raise NotAllMeasuredError(
-                f"{len(failed)} of {each['problems']} problems could not be measured; {problem}: {reason}"
-            )
+            raise TunerError(f"{len(failed)} of {each['problems']} problems could not be measured; {problem}: {reason}")
 
 
 def explain_missing(error: ModuleNotFoundError) -> str:

@@ -112,7 +112,7 @@ def sweep(
     preset = preset or "default"
     check_choices(workload, space, backend, effort, study_storage)
     choose_sampler(sampler, 0)  # that it exists
-    check_space(space, [configs_file is not None, portfolio_size > 0])
+    check_space(space, bool(configs_file), bool(portfolio_size))
     problems, part = load_problems(preset, shapes_file), shapes.parse_shard(shard)
     options = SweepOptions(
         problems=shapes.take_shard(problems, *part),
@@ -162,11 +162,11 @@ def check_choices(workload: str, space: str, backend: str, effort: str, storage:
         check_url(storage)
 
 
-def check_space(space: str, are_configs_named: list[bool]) -> None:
-    """Raise UsageError for a space beside named configs, or configs that are named twice."""
-    if all(are_configs_named):
+def check_space(space: str, has_file: bool, has_portfolio: bool) -> None:
+    """Raise UsageError for a space beside named configs, or for configs that are named twice."""
+    if has_file and has_portfolio:
         raise errors.UsageError("--configs: cannot be combined with --portfolio-size; drop one")
-    if space != "default" and any(are_configs_named):
+    if space != "default" and (has_file or has_portfolio):
         raise errors.UsageError(
             f"--space {space}: cannot be combined with --configs or --portfolio-size, which name configs; drop one"
         )

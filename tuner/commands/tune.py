@@ -53,8 +53,9 @@ def tune(
 
     Example: python -m tuner tune 64 2112 7168 --op fp8_gemm
     """
+    from tuner.learn.sources import device_at_hand
     from tuner.ship.selection import make_asked_problem
-    from tuner.ship.tuned import install_best
+    from tuner.ship.tuned import check_base, install_best
 
     folder, target = choose_folder(out, backend), database or environment.tuner_database()
     check_sizes([fields[name] for name in ("m", "n", "k")], quick)
@@ -64,6 +65,7 @@ def tune(
         print(json.dumps(report, indent=1, sort_keys=True) if as_json else describe_rounds(report))
         return
     problem = make_asked_problem(op or OPS[0], **fields)
+    check_base(device_at_hand("", device).sku, folder)
     sweep_problem(problem, target, effort, device, backend)
     found = install_best(problem, target, folder, backend)
     print(json.dumps(found, indent=1, sort_keys=True) if as_json else describe(found))

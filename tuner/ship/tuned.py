@@ -88,6 +88,11 @@ def rank_finalists(problem: _C.Problem, device: _C.Device, folder: Path, count: 
     return list(dict.fromkeys([*ranked, *_C.get_shortlist(problem, device, count)]))[:count]
 
 
+def check_base(sku: str, folder: Path) -> None:
+    """Raise IntegrityError, before anything is measured, where the artefact in the folder is none to add to."""
+    read_base(sku, folder / f"{sku}{selector_files.SUFFIX}")
+
+
 def read_base(sku: str, path: Path) -> bytes | None:
     """Return the artefact to add to: the one in the folder, else the one that the library uses. Raises: IntegrityError
     where the one in the folder is damaged, or of another GPU model.

@@ -103,3 +103,13 @@ def test_wrong_arguments_are_usage_errors(capsys, tmp_path, arguments):
     shared = ["--backend", "simulated", "--out", str(tmp_path / "models")]
     assert cli.run(["tune", *arguments, *shared]) == errors.EXIT_USAGE
     assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "models").exists()
+
+
+def test_a_damaged_artefact_is_refused_before_anything_is_measured(capsys, tmp_path):
+    path = tmp_path / "models" / f"{SKU}.dgsel"
+    path.parent.mkdir()
+    path.write_bytes(b"half of an artefact")
+    shared = ["--backend", "simulated", "--db", tmp_path / "t.db", "--out", path.parent]
+    assert cli.run(["tune", "48", "2112", "7168", *map(str, shared)]) == errors.EXIT_INTEGRITY
+    assert f"{path}: " in capsys.readouterr().err and path.read_bytes() == b"half of an artefact"
+    assert not (tmp_path / "t.db").exists()
