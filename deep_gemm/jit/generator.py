@@ -264,8 +264,9 @@ def _canonical_logits(op: str, device: "_C.Device") -> list[tuple["_C.Problem", 
         for variant in variants
         for head_dim in _C.HEAD_SIZES
     ]
+    # Two math warpgroups and three, which divide the stages among them.
     configs = [
-        _C.Config(tokens, keys, num_stages) for tokens in (1, 2, 4) for keys in (128, 192) for num_stages in (4, 8)
+        _C.Config(tokens, 64 * groups, groups * each) for tokens in (1, 2, 4) for groups in (2, 3) for each in (2, 4)
     ]
     return [(problem, config) for problem in problems for config in configs if _C.is_legal(problem, config, device)]
 

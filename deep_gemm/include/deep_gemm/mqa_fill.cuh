@@ -1,6 +1,6 @@
 // Writes -inf beside the valid columns of every row, where the caller wants clean logits; the math warpgroups write the
-// valid ones and nothing else. By warps 1 to 3 of the loading warpgroup, which have nothing else to do: stores only,
-// with no tie to the rings.
+// valid ones and nothing else. By the warps of the loading warpgroup that do not load: stores only, with no tie to the
+// rings.
 #pragma once
 
 #include "deep_gemm/mqa_ptx.cuh"
@@ -10,7 +10,8 @@ namespace deep_gemm {
 
 template <class Config, class Schedule>
 struct MqaFill {
-    static constexpr u32 kThreads = 96, kBytes = Config::kFloatD ? 4 : 2, kVector = 16 / kBytes;
+    static constexpr u32 kFirst = 32 * Schedule::kLoaders, kThreads = 128 - kFirst;  // its threads of the warpgroup
+    static constexpr u32 kBytes = Config::kFloatD ? 4 : 2, kVector = 16 / kBytes;
     static constexpr u32 kWord = Config::kFloatD ? 0xff800000u : 0xff80ff80u;
 
     const MqaParams& params;
@@ -43,12 +44,12 @@ struct MqaFill {
 
     // Single elements up to a 16-byte boundary, whole vectors, and single elements again.
     __device__ __forceinline__ static void fill(u8* from, u32 count) {
-        const u32 thread = threadIdx.x % 128 - 32, to_boundary = u32(-reinterpret_cast<u64>(from) % 16) / kBytes;
+        const u32 thread = threadIdx.x % 128 - kFirst, to_boundary = u32(-reinterpret_cast<u64>(from) % 16) / kBytes;
         const u32 head = min(count, to_boundary), vectors = (count - head) / kVector,
                   tail = count - head - vectors * kVector;
         if (thread < head) fill_one(from + thread * kBytes);
         from += head * kBytes;
-#pragma unroll 1
+#pragma unroll (Schedule::kLoaders > 1 ? 4 : 1)
         for (u32 at = thread; at < vectors; at += kThreads) ptx::store_global_words(from + u64(at) * 16, kWord);
         if (thread < tail) fill_one(from + u64(vectors) * 16 + thread * kBytes);
     }

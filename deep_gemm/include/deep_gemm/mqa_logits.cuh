@@ -10,7 +10,7 @@
 //   fill: -inf beside the valid columns --> out                                              heads, scale --> out
 //
 // Roles. Warpgroups 0 .. kMathGroups-1 do the math, each on every kMathGroups-th tile of K (mqa_math.cuh). Of the last
-// warpgroup, warp 0 loads (mqa_producer.cuh) and warps 1 to 3 fill (mqa_fill.cuh).
+// warpgroup, the first Schedule::kLoaders warps load (mqa_producer.cuh) and the others fill (mqa_fill.cuh).
 //
 // Rings, and who waits where (mqa_stages.cuh). Each buffer has a full and an empty barrier; both rings run on across
 // segments, so loads of the next segment are under way while one is computed.
@@ -20,8 +20,8 @@
 // warps write nobody else writes or reads, so they wait for nothing.
 //
 // The grid is persistent; the Schedule divides the work over it: rows of K between the bounds of each row
-// (mqa_prefill_schedule.cuh), or pages of a cache (mqa_paged_schedule.cuh). Only the loading warp and the fill warps
-// know it. No CTA waits for another.
+// (mqa_prefill_schedule.cuh), or pages of a cache (mqa_paged_schedule.cuh). Only the loading warps and the fill
+// warps know it. No CTA waits for another.
 //
 // Config and Wgmma come from the generated source: Config names the constants, Wgmma::multiply<accumulate> is one
 // m64nNk32 of N = kColumns.
@@ -61,9 +61,9 @@ struct MqaLogits {
             return;
         }
         ptx::decrease_registers<Layout::kLoadRegisters>();
-        if (warp == 0) {
+        if (warp < Schedule::kLoaders) {
             schedule.start(stages.scratch());
-            MqaProducer<Config, Schedule>(maps, stages).run(schedule);
+            MqaProducer<Config, Schedule>(maps, stages, warp).run(schedule);
         } else if ((params.flags & kMqaClean) && !(params.flags & kMqaCompressed)) {
             MqaFill<Config, Schedule>{params}.run(schedule);
         }

@@ -11,7 +11,14 @@ namespace deep_gemm {
 
 template <class Config>
 struct MqaPagedSchedule {
-    static constexpr bool kReadsOnce = true;  // pages leave L2 before the logits do
+    static constexpr bool kReadsOnce = true;
+    // A loading warp for each of three math warpgroups. Beside two it has 40 registers, too few for this, and for pages
+    // that leave L2 as kMostKept says: it spills.
+    static constexpr u32 kLoaders = Config::kMathGroups == 3 ? 3 : 1;
+    // Bytes of logits up to which pages leave L2 first, so that the logits stay: about half of L2. More do not stay,
+    // and are written to memory the more smoothly the earlier they leave (H200, two boards: without a hint 67 MB take
+    // 1 to 4 % less time, 34 MB from 2.6 less to 1 more, 17 MB from 2 less to 2 more, 8 MB and less up to 3 more).
+    static constexpr u64 kMostKept = 24 << 20;
     static constexpr u32 kSplits = ceil_div(Config::kNextN, Config::kBlockQ);  // tiles of q of a batch row
     static constexpr u32 kPages = kMqaTile / Config::kPageRows;                // pages of a tile of K
     // Tiles whose pages the warp reads at once.
@@ -20,6 +27,7 @@ struct MqaPagedSchedule {
     const MqaParams& params;
     u32 batch, num_q_tiles, limit;       // `limit`: positions that the output and the block table have room for
     u32 sequence = 0, unit = 0, remaining = 0;  // the next unit, and units left to this CTA
+    bool fits_l2 = true;                        // the logits do, or nobody asks
     // The piece of the sequence `here` that is being given out, tile of q by tile of q.
     u32 split = kSplits, here = 0, first = 0, count = 0;
     u32 cached = ~0u;                    // lane i holds the length of batch row 32 * cached + i
@@ -33,9 +41,9 @@ struct MqaPagedSchedule {
         limit = u32(min(u64(params.columns), u64(params.num_kv) * Config::kPageRows));
     }
 
-    // By the loading warp, before it meets the others.
+    // By the loading warps, before they meet the others.
     __device__ __forceinline__ void prepare(u32) {
-        if (threadIdx.x / 128 == Config::kMathGroups && threadIdx.x % 128 < 32) begin();
+        if (threadIdx.x / 128 == Config::kMathGroups && threadIdx.x % 128 < 32 * kLoaders) begin();
     }
 
     __device__ __forceinline__ void start(u32) const {}
@@ -90,6 +98,7 @@ struct MqaPagedSchedule {
     // Find this CTA's share.
     __device__ __forceinline__ void begin() {
         const u32 slots = params.num_slots, total = ptx::load_index(params.schedule + 2 * i64(slots) + 1);
+        if (kLoaders > 1) fits_l2 = u64(total) * (kMqaTile * Config::kNextN * (Config::kFloatD ? 4 : 2)) <= kMostKept;
         const u32 guess = min(blockIdx.x, slots - 1);  // read together with the total: right if slots are CTAs
         sequence = ptx::load_index(params.schedule + 2 * i64(guess));
         unit = ptx::load_index(params.schedule + 2 * i64(guess) + 1);

@@ -86,7 +86,11 @@ struct MqaLayout {
     static constexpr u32 kMathRegisters = kMathGroups == 2 ? 232 : 152, kLoadRegisters = kMathGroups == 2 ? 40 : 56;
 
     static_assert(kMathGroups == 2 || kMathGroups == 3, "registers are divided for two or three math warpgroups");
-    static_assert(128 * (kLoadRegisters + kMathGroups * kMathRegisters) <= 65536, "a CTA has 65,536 registers");
+    // What a launch gives each thread, in steps of eight. A warpgroup that asks for more than the others have left of
+    // that waits for ever.
+    static constexpr u32 kLaunchRegisters = 65536 / kThreads / 8 * 8;
+    static_assert(kLoadRegisters + kMathGroups * kMathRegisters <= kLaunchRegisters * (kMathGroups + 1),
+                  "warpgroups divide the registers of the launch");
     static_assert(Config::kHeadDim == 32 || Config::kHeadDim == 64 || Config::kHeadDim == 128,
                   "a row of K is one swizzle width");
     static_assert(Config::kHeads % 8 == 0 && Config::kHeads >= 8 && Config::kHeads <= 128,

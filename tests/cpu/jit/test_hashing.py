@@ -325,6 +325,20 @@ def test_package_has_its_headers():
 # ---- what the kernel hash has ----
 
 
+@pytest.mark.parametrize("op", [op for op, kind in OP_KINDS.items() if kind.is_logits])
+def test_every_number_of_math_warpgroups_is_in_a_canonical_case(op):
+    """Kernels with three are other code than those with two, and must not pass for the same by default."""
+    device = _C.Device.known("h200")
+    cases = generator.canonical_cases(op)
+    legal = {
+        config.block_n
+        for problem, _ in cases
+        for config in (_C.Config(1, keys, stages) for keys in range(64, 320, 64) for stages in range(2, 9))
+        if _C.is_legal(problem, config, device)
+    }
+    assert {config.block_n for _, config in cases} == legal and len(legal) > 1
+
+
 @pytest.mark.parametrize("knob", _C.LOOP_KNOBS)
 def test_every_knob_is_in_a_canonical_case(knob):
     device = _C.Device.known("h200")
