@@ -96,6 +96,7 @@ def make_cast_cases() -> dict[str, Case]:
     """Return the casts, and the layouts of scales."""
     x, tall, sf = empty(64, 7168, dtype=BF16), empty(128, 7168, dtype=BF16), empty(64, 56)
     groups, counts = empty(4, 64, 7168, dtype=BF16), empty(4, dtype=INT32)
+    keys = empty(64, HEAD_DIM, dtype=BF16)
     layout, pack = (
         deep_gemm.get_mn_major_tma_aligned_tensor,
         deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor,
@@ -108,6 +109,7 @@ def make_cast_cases() -> dict[str, Case]:
         "swiglu": Case(lambda: quantize.swiglu_per_token_cast_to_fp8(x, False), CAST_US, 2, 1),
         "per_block": Case(lambda: quantize.per_block_cast_to_fp8(x, False), CAST_US, 2, 1),
         "per_channel": Case(lambda: quantize.per_channel_cast_to_fp8(tall, False), CAST_US, 2, 1),
+        "per_custom_dims": Case(lambda: quantize.per_custom_dims_cast_to_fp8(keys, (0,), False), CAST_US, 2, 1),
         "MN-major scales": Case(lambda: layout(sf), CAST_US, 1, 1),
         "packed scales": Case(lambda: pack(sf), CAST_US, 1, 1),
         "transformed scales": Case(

@@ -43,6 +43,9 @@ CASES = (
     ("per_block", lambda x: quantize.per_block_cast_to_fp8(x, False), (32768, 7168), BF16, True),
     ("per_block float32", lambda x: quantize.per_block_cast_to_fp8(x, False), (16384, 7168), FP32, False),
     ("per_channel", lambda x: quantize.per_channel_cast_to_fp8(x, False), (32768, 7168), BF16, True),
+    (
+        "per_custom_dims", lambda x: quantize.per_custom_dims_cast_to_fp8(x, (0,), False), (1 << 20, 128), BF16, False,
+    ),
     ("swiglu", lambda x: quantize.swiglu_per_token_cast_to_fp8(x, False), (32768, 4096), BF16, True),
     (
         "swiglu mn_major", lambda x: quantize.swiglu_per_token_cast_to_fp8(x, False, scales="mn_major"), (32768, 4096),
@@ -62,7 +65,7 @@ def count_bytes(tensors: object) -> int:
 def using_formula() -> Iterator[None]:
     """Let the public functions run the torch formula."""
     with contextlib.ExitStack() as stack:
-        for name in ("_token_cast", "_block_cast", "_channel_cast"):
+        for name in ("_token_cast", "_block_cast", "_channel_cast", "_dims_cast"):
             stack.enter_context(mock.patch.object(quantize, name, planned.decline))
         yield
 

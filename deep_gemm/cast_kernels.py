@@ -28,18 +28,28 @@ X, MASKED_M, DATA, SCALES = argument(0), argument(1), memory(0), memory(1)
 
 
 def plan_rows(
-    x: torch.Tensor, gran: int, use_ue8m0: bool, is_masked: bool, is_mn_major: bool, is_swiglu: bool
+    x: torch.Tensor,
+    gran: int,
+    use_ue8m0: bool,
+    is_masked: bool = False,
+    is_mn_major: bool = False,
+    is_swiglu: bool = False,
+    matrices: Layout | None = None,
 ) -> Plan | None:
-    """Plan per_token_cast_to_fp8 and swiglu_per_token_cast_to_fp8 of argument 0; argument 1 is masked_m, if any."""
-    chunk = 16 // x.element_size()
-    if x.dtype not in _ELEMENTS or gran not in [chunk * lanes for lanes in (2, 4, 8, 16, 32)] or not _is_walkable(x):
+    """Plan per_token_cast_to_fp8 and swiglu_per_token_cast_to_fp8 of argument 0; argument 1 is masked_m, if any.
+    `matrices`: other dims of the same numbers.
+    """
+    chunk, matrices = 16 // x.element_size(), matrices or _layout_of(x)
+    if x.dtype not in _ELEMENTS or gran not in [chunk * lanes for lanes in (2, 4, 8, 16, 32)]:
         return None
-    *leading, m, n = x.shape
+    if not _is_walkable(matrices):
+        return None
+    *leading, m, n = matrices[0]
     n = n // 2 if is_swiglu else n
     num_scales = -(-n // gran)
     scales = scale_layout((*leading, m, num_scales), is_mn_major)
     is_joint = not is_masked and (not is_mn_major or math.prod(leading) == 1)
-    groups, rows, group_stride, row_stride = _as_groups(x, is_joint)
+    groups, rows, group_stride, row_stride = _as_groups(matrices, is_joint)
     scale_group, scale_row, scale_column = _group_strides(scales)
     slices = num_scales * gran // (chunk * _CHUNKS)
     if rows * slices > _MAX_SLICES or slices == 1:  # the kernel's division is none by 1
@@ -62,18 +72,35 @@ def plan_rows(
     return _make_plan(kernel, grid, outputs, (X, DATA, SCALES, *numbers))
 
 
+def plan_whole_rows(x: torch.Tensor, kept: int, use_ue8m0: bool) -> Plan | None:
+    """Plan per_custom_dims_cast_to_fp8 of argument 0, a scale for each index of its first `kept` dims: rows as wide as
+    one scale of plan_rows, or less.
+    """
+    shape, strides = _layout_of(x)
+    n, chunk = math.prod(shape[kept:]), 16 // x.element_size()
+    gran = next((gran for gran in (chunk * lanes for lanes in (4, 8, 16, 32)) if gran >= n), 0)
+    if not _is_contiguous(shape[kept:], strides[kept:]):
+        return None
+    dims = [dim for dim in range(kept) if shape[dim] != 1]
+    sizes = tuple(shape[dim] for dim in dims)
+    rows = (*(sizes or (1,)), n), (*([strides[dim] for dim in dims] or (n,)), 1)
+    plan = plan_rows(x, gran, use_ue8m0, matrices=rows)
+    outputs = (shape, _FP8), (sizes, _FLOAT)
+    return plan and plan._replace(memory=tuple(Memory(*_contiguous(size), dtype) for size, dtype in outputs))
+
+
 def plan_blocks(
     x: torch.Tensor, gran: int, use_ue8m0: bool, is_per_column: bool, is_padded: bool = False
 ) -> Plan | None:
     """Plan per_block_cast_to_fp8 and per_channel_cast_to_fp8 of argument 0. `is_padded`: the data of a matrix has room
     for rows up to a multiple of `gran`, which are not written.
     """
-    if x.dtype not in _ELEMENTS or gran not in (32, 64, 128) or not _is_walkable(x):
+    if x.dtype not in _ELEMENTS or gran not in (32, 64, 128) or not _is_walkable(_layout_of(x)):
         return None
     *leading, m, n = x.shape
     chunk, size = 16 // x.element_size(), x.element_size()
     scales = _contiguous((*leading, -(-m // gran), n if is_per_column else -(-n // gran)))
-    groups, rows, group_stride, row_stride = _as_groups(x, m % gran == 0)
+    groups, rows, group_stride, row_stride = _as_groups(_layout_of(x), m % gran == 0)
     grid = (-(-n // _COLUMNS), -(-rows // gran), groups)
     if max(grid[1:]) > _MAX_GRID_Y:
         return None
@@ -95,7 +122,7 @@ def plan_swiglu_grad(x: torch.Tensor, grad: torch.Tensor, has_y: bool) -> Plan |
     """
     if x.dtype not in (torch.float32, torch.bfloat16) or grad.dtype != x.dtype:
         return None
-    if not _is_walkable(x) or not _is_walkable(grad) or x.shape != (grad.shape[0], 2 * grad.shape[1]):
+    if not all(map(_is_walkable, map(_layout_of, (x, grad)))) or x.shape != (grad.shape[0], 2 * grad.shape[1]):
         return None
     m, n = grad.shape
     chunk, size = 16 // x.element_size(), x.element_size()
@@ -161,23 +188,32 @@ def _make_plan(kernel, grid: tuple[int, ...], outputs: tuple[Memory, ...], argum
     return Plan(launches, outputs, tuple(memory(i)[0] for i in range(len(outputs))))
 
 
-def _is_walkable(x: torch.Tensor) -> bool:
+def _layout_of(x: torch.Tensor) -> Layout:
+    return tuple(x.shape), x.stride()
+
+
+def _is_walkable(matrices: Layout) -> bool:
     """Return whether columns lie beside each other and one stride leads from each matrix to the next."""
-    strides = x.stride()
-    return (strides[-1] == 1 or x.shape[-1] == 1) and (len(strides) <= 3 or _has_one_group_stride(x))
+    shape, strides = matrices
+    return (strides[-1] == 1 or shape[-1] == 1) and (len(strides) <= 3 or _has_one_group_stride(shape, strides))
 
 
-def _has_one_group_stride(x: torch.Tensor) -> bool:
+def _has_one_group_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Return whether one stride leads from each matrix of [..., m, n] to the next."""
-    leading = x.shape[:-2]
-    return all(x.stride(i) == x.stride(i + 1) * leading[i + 1] for i in range(len(leading) - 1) if leading[i] > 1)
+    groups = range(len(shape) - 3)
+    return all(strides[i] == strides[i + 1] * shape[i + 1] for i in groups if shape[i] > 1)
 
 
-def _as_groups(x: torch.Tensor, is_joint: bool) -> tuple[int, int, int, int]:
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    wanted = _contiguous(shape)[1]
+    return all(size == 1 or stride == want for size, stride, want in zip(shape, strides, wanted, strict=True))
+
+
+def _as_groups(matrices: Layout, is_joint: bool) -> tuple[int, int, int, int]:
     """Return groups, rows of each, and the strides of both; one group where that is allowed and strides agree."""
-    *leading, m, _ = x.shape
-    groups, row_stride = math.prod(leading), x.stride(-2)
-    group_stride = x.stride(-3) if leading else 0
+    (*leading, m, _), strides = matrices
+    groups, row_stride = math.prod(leading), strides[-2]
+    group_stride = strides[-3] if leading else 0
     if m == 1:  # no stride within a group, but one that joins the groups
         row_stride = group_stride if groups > 1 else 0
     if is_joint and (groups == 1 or group_stride == m * row_stride):
@@ -193,7 +229,7 @@ def _contiguous(shape: tuple[int, ...]) -> Layout:
     strides = [1]
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * max(size, 1))
-    return tuple(shape), tuple(reversed(strides))
+    return tuple(shape), tuple(reversed(strides[: len(shape)]))
 
 
 def scale_layout(shape: tuple[int, ...], is_mn_major: bool) -> Layout:

@@ -144,19 +144,18 @@ def per_block_cast_to_fp8(
 def per_custom_dims_cast_to_fp8(
     x: torch.Tensor, dims: tuple[int, ...], use_ue8m0: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise x with one scale per index of `dims`, shared along all other dims; plain torch on every device.
+    """Quantise x with one scale per index of `dims`, shared along all other dims.
+
+    A kernel does it where `dims` are the first ones of x, and the others hold at most 256 numbers (128 of FP32) that
+    lie in memory as rows: keys of attention with a scale each.
 
     Returns: float8_e4m3fn of x's shape and float32 scales of the sizes of `dims`, size-1 dims dropped.
     Raises: ShapeError for a dim that x does not have, DtypeError unless x is floating point.
     """
-    _check_floating(x)
-    check_flag("use_ue8m0", use_ue8m0)
-    dims = check_integers("dims", dims, -x.dim())
-    if not all(dim < x.dim() for dim in dims):
-        raise ShapeError(f"dims = {dims}: x has dims 0..{x.dim() - 1} only; name existing dims.")
-    if not x.numel():
-        raise ShapeError(f"x.shape = {list(x.shape)}: holds no numbers; pass a tensor that does.")
-    kept = {dim % x.dim() for dim in dims}
+    cast = _dims_cast(x, tuple(dims) if isinstance(dims, list) else dims, use_ue8m0)
+    if cast is not NotImplemented:
+        return cast
+    kept = _check_dims(x, dims, use_ue8m0)
     data, scales = _cast(x, tuple(dim for dim in range(x.dim()) if dim not in kept), use_ue8m0)
     return data, scales.squeeze()
 
@@ -252,6 +251,18 @@ def _check_granularity(gran_k: int) -> None:
         raise ArgumentError(f"gran_k = {shorten(gran_k)}: must be an int >= 1, e.g. 128; pass such a number.")
 
 
+def _check_dims(x: torch.Tensor, dims: tuple[int, ...], use_ue8m0: bool) -> set[int]:
+    """Return the dims, counted from 0."""
+    _check_floating(x)
+    check_flag("use_ue8m0", use_ue8m0)
+    dims = check_integers("dims", dims, -x.dim())
+    if not all(dim < x.dim() for dim in dims):
+        raise ShapeError(f"dims = {dims}: x has dims 0..{x.dim() - 1} only; name existing dims.")
+    if not x.numel():
+        raise ShapeError(f"x.shape = {list(x.shape)}: holds no numbers; pass a tensor that does.")
+    return {dim % x.dim() for dim in dims}
+
+
 def _check_channels(x: torch.Tensor, gran_k: int) -> None:
     _check_matrix(x)
     _check_granularity(gran_k)
@@ -311,6 +322,15 @@ def _plan_channel_cast(x: torch.Tensor, use_ue8m0: bool, gran_k: int) -> planned
     return cast_kernels.plan_blocks(x, gran_k, bool(use_ue8m0), True)
 
 
+def _plan_dims_cast(x: torch.Tensor, dims: tuple[int, ...], use_ue8m0: bool) -> planned.Plan | None:
+    kept = _check_dims(x, dims, use_ue8m0)
+    are_kept = [dim in kept for dim in range(x.dim()) if x.shape[dim] != 1]  # a dim of one number is either
+    is_first = are_kept == sorted(are_kept, reverse=True)
+    last = max((dim + 1 for dim in kept if x.shape[dim] != 1), default=0)
+    return cast_kernels.plan_whole_rows(x, last, bool(use_ue8m0)) if is_first else None
+
+
 _token_cast = planned.make_call("per_token_cast_to_fp8", _plan_token_cast)
 _block_cast = planned.make_call("per_block_cast_to_fp8", _plan_block_cast)
 _channel_cast = planned.make_call("per_channel_cast_to_fp8", _plan_channel_cast)
+_dims_cast = planned.make_call("per_custom_dims_cast_to_fp8", _plan_dims_cast)

@@ -111,8 +111,12 @@ def _list_casts() -> list[OpCall]:
                 what = f"{str(dtype)[6:]} {'ue8m0' if is_ue8m0 else 'fp32'} {layout}"
                 calls.append(_call(name, what, "cast_rows", make, is_ue8m0, bound=CAST_BOUND, scales=layout))
         calls.append(OpCall(name, "masked", "", _make_masked, _run_masked, CAST_BOUND, ("cast_rows",)))
-    narrow = partial(_make_values, 129, 1000)
-    return [*calls, _call("per_token_cast_to_fp8", "gran_k 32", "cast_rows", narrow, False, 32, bound=CAST_BOUND)]
+    narrow, keys = partial(_make_values, 129, 1000), partial(_make_values, 300, 128)
+    return [
+        *calls,
+        _call("per_token_cast_to_fp8", "gran_k 32", "cast_rows", narrow, False, 32, bound=CAST_BOUND),
+        _call("per_custom_dims_cast_to_fp8", "keys", "cast_rows", keys, (0,), True, bound=CAST_BOUND),
+    ]
 
 
 def _make_values(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Operands:

@@ -50,7 +50,7 @@ Case = tuple[str, Callable[[], list[torch.Tensor]]]
 def using_formula() -> Iterator[None]:
     """Let the public functions run the torch formula."""
     with contextlib.ExitStack() as stack:
-        for name in ("_token_cast", "_block_cast", "_channel_cast"):
+        for name in ("_token_cast", "_block_cast", "_channel_cast", "_dims_cast"):
             stack.enter_context(mock.patch.object(quantize, name, planned.decline))
         for name in ("_lay_out", "_pack_up"):
             stack.enter_context(mock.patch.object(layouts, name, planned.decline))
@@ -130,10 +130,18 @@ def make_other_cases(dtype: torch.dtype, use_ue8m0: bool, name: str) -> Iterator
             f"per_channel {name} {m}x{n} gran_k={gran}",
             lambda x=x, gran=gran: quantize.per_channel_cast_to_fp8(x, use_ue8m0, gran),
         )
+    for shape, kept in (((1000, 128), 1), ((5, 100), 1), ((7, 6, 64), 2), ((300, 4, 1, 32), 1), ((1, 120), 0)):
+        for extra in (0, 8):
+            x = make_values(shape, dtype, extra)
+            yield (
+                f"per_custom_dims {name} {shape}+{extra} by {kept}",
+                lambda x=x, kept=kept: quantize.per_custom_dims_cast_to_fp8(x, tuple(range(kept)), use_ue8m0),
+            )
     x = make_values((256, 512), dtype, special=SPECIAL)
     yield f"per_token {name} special", lambda: quantize.per_token_cast_to_fp8(x, use_ue8m0)
     yield f"per_block {name} special", lambda: quantize.per_block_cast_to_fp8(x, use_ue8m0)
     yield f"per_channel {name} special", lambda: quantize.per_channel_cast_to_fp8(x, use_ue8m0)
+    yield f"per_custom_dims {name} special", lambda: quantize.per_custom_dims_cast_to_fp8(x[:, :96], (0,), use_ue8m0)
     yield f"per_token {name} transposed", lambda: quantize.per_token_cast_to_fp8(x.T, use_ue8m0)
 
 

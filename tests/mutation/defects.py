@@ -315,7 +315,7 @@ DEFECTS: Defects = {
             "    padded = _pad(x, rows * gran_k, columns * gran_k) + 0.01\n",
         ),
         ("    gate, up = x.float().chunk(2, dim=-1)\n", "    up, gate = x.float().chunk(2, dim=-1)\n"),
-        ("    kept = {dim % x.dim() for dim in dims}\n", "    kept = set(dims)\n"),
+        ("    return {dim % x.dim() for dim in dims}\n", "    return set(dims)\n"),
         ("    _check_matrices(x)\n    *leading, m, n", "    *leading, m, n"),
         ("    if x.shape[-1] % 2:\n", "    if False:\n"),
         ("x.dim() != 3 or masked_m.shape != x.shape[:1]", "x.dim() != 3"),
