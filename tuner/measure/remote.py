@@ -188,11 +188,31 @@ def check_address(address: str) -> None:
         )
 
 
+def check_tls(address: str) -> None:
+    """Raise UsageError where an address names TLS and Dask has no certificates for it: a client that is made then waits
+    a minute for its own end.
+    """
+    from distributed.security import Security
+
+    if urlsplit(address).scheme != "tls":
+        return
+    try:
+        reason = "" if Security().get_connection_args("client")["ssl_context"] else "not all are named"
+    except OSError as error:  # ssl.SSLError is one
+        reason = str(error)
+    if reason:
+        raise errors.UsageError(
+            f"--scheduler {address}: no certificates for TLS ({reason}); name the files in Dask's configuration:"
+            " distributed.comm.tls.ca-file, distributed.comm.tls.client.cert and distributed.comm.tls.client.key"
+        )
+
+
 @contextmanager
 def open_remote(address: str, backend: str) -> Iterator[list[RemoteWorker]]:
     """Yield a worker for each GPU of a Dask cluster; their measuring processes end with the body.
 
-    Raises: UsageError for an address without TLS, a missing package, or a cluster without GPUs; TunerError.
+    Raises: UsageError for an address without TLS or certificates, a missing package, or a cluster without GPUs;
+        TunerError.
     """
     check_address(address)
     try:
@@ -201,6 +221,7 @@ def open_remote(address: str, backend: str) -> Iterator[list[RemoteWorker]]:
         raise errors.UsageError(
             '--scheduler: Dask is not installed; run pip install "deep_gemm[distributed]"'
         ) from error
+    check_tls(address)
     try:
         client = Client(address, timeout=CONNECT_LIMIT_S, set_as_default=False)
     except (OSError, ValueError, TypeError, RuntimeError) as error:

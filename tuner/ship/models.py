@@ -5,7 +5,7 @@ from pathlib import Path
 
 import deep_gemm.models
 from deep_gemm import _C, environment, selection, selector_files
-from deep_gemm.artifact import read_artifact
+from deep_gemm.artifact import MAX_BYTES, read_artifact
 from deep_gemm.errors import DeepGemmError, ModelError
 from deep_gemm.selector import Selector
 from tuner import errors
@@ -47,13 +47,22 @@ def list_folder(folder: Path | None) -> list[Path]:
 def read_model(path: Path, place: str) -> Model:
     """Return what one file holds, read as the library reads it."""
     try:
-        content = path.read_bytes() if place in ("packaged", "named") else selector_files.read_private_file(path)
+        content = read_file(path) if place in ("packaged", "named") else selector_files.read_private_file(path)
         if content is None:
             raise ModelError(f"{path}: no such file")
         selector = Selector(content)
         return Model(path, place, selector.sku, "", selector, read_artifact(content)[1])
     except (DeepGemmError, OSError) as error:
         return Model(path, place, path.stem, str(error), None, {})
+
+
+def read_file(path: Path) -> bytes:
+    """Return the content of a file that anybody may have written. Raises: ModelError where it is too large for an
+    artefact, before it is read; OSError.
+    """
+    if path.stat().st_size > MAX_BYTES:
+        raise ModelError(f"{path}: has {path.stat().st_size} bytes, an artefact at most {MAX_BYTES}; name another file")
+    return path.read_bytes()
 
 
 def is_used(model: Model, models: list[Model]) -> bool:

@@ -20,6 +20,7 @@ from tuner.learn.train import write_file
 from tuner.problems.regimes import is_simulated
 from tuner.problems.workload import is_default
 from tuner.ship.exact import add_entry
+from tuner.ship.models import read_file
 
 #: Configs that are shown beside the winner and the heuristic's pick.
 NUM_SHOWN = 5
@@ -98,8 +99,8 @@ def read_base(sku: str, path: Path) -> bytes | None:
     where the one in the folder is damaged, or of another GPU model.
     """
     if path.is_file():
-        content = path.read_bytes()
         try:
+            content = read_file(path)
             of = read_artifact(content)[0]["sku"]
         except DeepGemmError as error:
             raise errors.IntegrityError(f"{path}: {error}; nothing is added to it: remove it, or mend it") from error

@@ -1,6 +1,7 @@
 """`models`: which artefacts there are, what they hold, and that none but an installed one is removed."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +81,15 @@ def test_verify_replays_the_golden_vectors(folder, run):
     content[-1] ^= 1
     (folder / f"{SKU}.dgsel").write_bytes(content)
     assert run("verify", "h200")[0] == errors.EXIT_INTEGRITY
+
+
+def test_a_file_too_large_for_an_artefact_is_not_read(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "read_bytes", None)
+    path = tmp_path / "large.dgsel"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    code, _, err = run("verify", str(path))
+    assert code == errors.EXIT_INTEGRITY and f"has {1 << 40} bytes, an artefact at most" in err
 
 
 def test_diff_counts_changes(folder, run, tmp_path):

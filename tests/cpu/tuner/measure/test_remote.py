@@ -65,6 +65,17 @@ def test_addresses_that_are_used(capsys):
     assert "drop --gpus" in capsys.readouterr().err
 
 
+def test_tls_without_certificates_is_refused_before_a_client_is_made(monkeypatch, tmp_path, capsys):
+    """Its end waited a minute, and left a traceback."""
+    distributed, dask = pytest.importorskip("distributed"), pytest.importorskip("dask")
+    monkeypatch.setattr(distributed, "Client", None)
+    names = [f"distributed.comm.tls.{name}" for name in ("ca-file", "client.cert", "client.key")]
+    words = ["sweep", "--scheduler", "tls://host:1", "--preset", "attention", "--db", str(tmp_path / "a.db")]
+    for count, reason in ((0, "not all are named"), (3, "[Errno 2] No such file")):
+        with dask.config.set(dict.fromkeys(names[:count], "no.pem")):
+            assert cli.run(words) == 2 and f"no certificates for TLS ({reason}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "answer, error, message",
     [
