@@ -1,6 +1,7 @@
 """python -m tuner train: fit the selectors of one SKU, one per op kind, to the recorded measurements."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import typer
@@ -82,6 +83,17 @@ def train(
         for data, own, learned in fitted
     }
     print_records(folder, source, records, as_json)
+    print_older(() if as_json else tables)
+
+
+def print_older(tables: Iterable) -> None:
+    """Print of which op kinds some problems were measured with older kernels alone."""
+    for data in tables:
+        if data.older:
+            print(
+                f"{data.identity.op}: {data.older} of {len(data.problems)} problems are of older kernels, whose"
+                " measurements hold for these (deep_gemm/older_kernels.py)"
+            )
 
 
 def load_tables(database: str, device: str, op: str, identity: dict) -> tuple[list, str]:

@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from deep_gemm import _C
+from deep_gemm.older_kernels import list_serving
 from tuner import errors
 from tuner.db.rows import Identity, MeasurementRow
 from tuner.learn.entries import (
@@ -71,7 +72,8 @@ class Dataset:
 
     A config whose ring could be deeper may be timed, and may even be the oracle; the run time then takes it from the
     exact table only. `quarantined` failed otherwise than by not building for some variant; `failed` has those as well.
-    `built` has, for those that failed, the variants that they were timed for. `newest` is the time of the newest row.
+    `built` has, for those that failed, the variants that they were timed for. `newest` is the time of the newest row,
+    `older` counts problems whose rows are of older kernels.
     """
 
     identity: Identity
@@ -94,6 +96,7 @@ class Dataset:
     built: dict = field(default_factory=dict)
     dropped: dict = field(default_factory=dict)
     newest: str = ""
+    older: int = 0
 
     @cached_property
     def late_kinds(self) -> dict[str, bool]:
@@ -125,8 +128,9 @@ def load_dataset(
 ) -> Dataset:
     """Load the table of one SKU and op kind.
 
-    By default its rows are of the newest kernel hash, and of the compiler and regime with most rows. `backend`: only of
-    times that it takes, "simulated" ones or those of a GPU. Raises:
+    By default its rows are of the newest kernel hash, and of the compiler and regime with most rows; of problems that
+    these kernels did not run, of older kernels whose measurements choose for them, too (deep_gemm.older_kernels).
+    `backend`: only of times that it takes, "simulated" ones or those of a GPU. Raises:
     InconclusiveError where the store has no usable rows for it; UsageError for an unknown SKU; IntegrityError for a
     damaged database, also where the damage is of rows that are left out.
     """
@@ -140,7 +144,9 @@ def load_dataset(
             f"no measurements of {op} on {device.sku}: run `python -m tuner sweep` there first, or name another --db or"
             " --device"
         )
-    return arrange(lambda statuses: load_parts(store, identity, statuses), identity, device)
+    hashes = [asked] if asked else list_serving(op, identity.kernel_hash)
+    serving = [replace(identity, kernel_hash=one) for one in hashes]
+    return arrange(lambda statuses: load_parts(store, serving, statuses), identity, device)
 
 
 def check_filters(store, sku: str, op: str, **asked: str | None) -> None:
@@ -177,21 +183,26 @@ def choose_identity(
     return Identity(op, sku, kernel_hash, *max(rows, key=lambda pair: (rows[pair], pair))) if rows else None
 
 
-def load_parts(store, identity: Identity, statuses: Sequence[str]) -> Iterator[list[MeasurementRow]]:
-    """Yield the rows of an identity, all rows of some problems at a time.
-
-    With `statuses`, only problems that have a row of one of these.
+def load_parts(store, identities: list[Identity], statuses: Sequence[str]) -> Iterator[list[MeasurementRow]]:
+    """Yield the rows of identities, all rows of some problems at a time; of a problem those of the first one that has
+    any. With `statuses`, only problems that have a row of one of these.
     """
-    after_rests = replace(identity, regime=name_rested(identity.regime))
-    rested, problems = set(store.list_problems(after_rests)), store.list_problems(identity, statuses)
-    if statuses:  # a config may have failed after rests only
-        problems = sorted({*problems, *store.list_problems(after_rests, statuses)})
-    for start in range(0, len(problems), PROBLEMS_AT_A_TIME):
-        ids = tuple(problems[start : start + PROBLEMS_AT_A_TIME])
-        rows = store.load_measurements(**asdict(identity), problem_ids=ids)
-        if again := tuple(rested.intersection(ids)):
-            rows += store.load_measurements(**asdict(after_rests), problem_ids=again)
-        yield rows
+    known: set[int] = set()
+    for identity in identities:
+        after_rests = replace(identity, regime=name_rested(identity.regime))
+        measured, rested = store.list_problems(identity), set(store.list_problems(after_rests))
+        problems = measured
+        if statuses:  # a config may have failed after rests only
+            failed = store.list_problems(identity, statuses), store.list_problems(after_rests, statuses)
+            problems = sorted({*failed[0], *failed[1]})
+        problems = [problem for problem in problems if problem not in known]
+        known.update(measured)
+        for start in range(0, len(problems), PROBLEMS_AT_A_TIME):
+            ids = tuple(problems[start : start + PROBLEMS_AT_A_TIME])
+            rows = store.load_measurements(**asdict(identity), problem_ids=ids)
+            if again := tuple(rested.intersection(ids)):
+                rows += store.load_measurements(**asdict(after_rests), problem_ids=again)
+            yield rows
 
 
 def build_dataset(rows: Iterable[MeasurementRow], identity: Identity, device: _C.Device) -> Dataset:
@@ -207,7 +218,7 @@ def arrange(read: Callable[[Sequence[str]], Iterable[list]], identity: Identity,
     as objects would take 9 GB. Raises: InconclusiveError with fewer than two problems.
     """
     quarantined = find_quarantined(map(group_by_problem, read(FAILURES)))
-    usable, packing, newest = [], Packing(), ""
+    usable, packing, newest, older = [], Packing(), "", 0
     dropped: Counter[str] = Counter()
     for rows in read(()):
         newest = max([newest, *(row.block.created for row in rows)])
@@ -217,6 +228,7 @@ def arrange(read: Callable[[Sequence[str]], Iterable[list]], identity: Identity,
                 dropped[entry] += 1
             else:
                 usable.append(packing.pack(entry))
+                older += own[0].block.kernel_hash != identity.kernel_hash
     if len(usable) < 2:
         reasons = "".join(f", {count} not: {reason}" for reason, count in sorted(dropped.items()))
         raise errors.InconclusiveError(
@@ -224,7 +236,7 @@ def arrange(read: Callable[[Sequence[str]], Iterable[list]], identity: Identity,
             " at least 2 are needed; measure more with `python -m tuner sweep`"
         )
     usable.sort(key=lambda entry: problem_order(entry.problem))
-    return assemble(usable, packing, identity, device, quarantined, dict(dropped), newest)
+    return replace(assemble(usable, packing, identity, device, quarantined, dict(dropped), newest), older=older)
 
 
 def group_by_problem(rows: Iterable[MeasurementRow]) -> dict[_C.Problem, list[MeasurementRow]]:
