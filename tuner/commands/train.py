@@ -1,7 +1,6 @@
 """python -m tuner train: fit the selectors of one SKU, one per op kind, to the recorded measurements."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import typer
@@ -83,17 +82,6 @@ def train(
         for data, own, learned in fitted
     }
     print_records(folder, source, records, as_json)
-    print_older(() if as_json else tables)
-
-
-def print_older(tables: Iterable) -> None:
-    """Print of which op kinds some problems were measured with older kernels alone."""
-    for data in tables:
-        if data.older:
-            print(
-                f"{data.identity.op}: {data.older} of {len(data.problems)} problems are of older kernels, whose"
-                " measurements hold for these (deep_gemm/older_kernels.py)"
-            )
 
 
 def load_tables(database: str, device: str, op: str, identity: dict) -> tuple[list, str]:
@@ -138,6 +126,8 @@ def print_record(op: str, record: dict) -> None:
         f"{op}: {data['problems']} problems ({data['full_space_problems']} over the whole space) in {data['families']}"
         f" families, {data['configs']} configs"
     )
+    if data["older"]:
+        print(f"{data['older']} of these problems are of older kernels, whose rows serve (deep_gemm/older_kernels.py)")
     if data["dropped"] or data["quarantined"]:
         dropped = ", ".join(f"{count} problems ({reason})" for reason, count in data["dropped"].items())
         print(f"left out: {dropped or 'none'}; quarantined: {', '.join(data['quarantined']) or 'none'}")

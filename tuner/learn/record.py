@@ -21,7 +21,9 @@ FORMAT = 4
 
 @dataclass(frozen=True)
 class DataCounts:
-    """The size of the data that a selector was trained on; `dropped` counts problems that were left out, by reason."""
+    """The size of the data that a selector was trained on; `dropped` counts problems that were left out, by reason,
+    `older` those whose rows are of older kernels.
+    """
 
     problems: int
     full_space_problems: int
@@ -34,6 +36,7 @@ class DataCounts:
     confirmed: int
     quarantined: list[str]
     dropped: dict[str, int]
+    older: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,7 @@ def count_data(data: Dataset) -> DataCounts:
         confirmed=int((data.state == CONFIRMED).sum()),
         quarantined=[str(config) for config in data.quarantined],
         dropped=data.dropped,
+        older=data.older,
     )
 
 

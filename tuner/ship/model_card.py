@@ -137,6 +137,7 @@ def describe_data(record: Record) -> str:
         f"{data.timed} timed (problem, config) pairs, {data.confirmed} with confirmation rounds",
         f"variants: {format_counts(data.variants)}",
         f"shapes of: {', '.join(data.models) or 'no named model'}",
+        *([f"{data.older} problems are of older kernels, whose rows serve"] if data.older else ()),
         (f"regime `{identity.regime}`, compiler `{identity.compiler}`, kernel hash `{identity.kernel_hash[:16]}`"),
         f"newest row {record.newest_row or 'undated'}",
         (

@@ -1,13 +1,13 @@
 """Rows of older kernels whose measurements choose for the newest ones: a sweep of some problems ends none of them."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from deep_gemm import older_kernels
 from tests.fakes import synthetic
-from tuner.commands.train import print_older
 from tuner.db import Store
-from tuner.learn import dataset
+from tuner.learn import dataset, record
 from tuner.learn.dataset import load_dataset
+from tuner.learn.typed import make_typed
 
 
 def test_problems_of_older_kernels_that_serve_the_newest_count_too(tmp_path, monkeypatch):
@@ -36,7 +36,9 @@ def test_problems_of_older_kernels_that_serve_the_newest_count_too(tmp_path, mon
                 assert joined.log_ratio[place, column] == source.log_ratio[row, source.configs.index(config)]
 
 
-def test_train_says_how_many_there_are(capsys):
-    data = synthetic.make_small_dataset()
-    print_older([data, replace(data, older=3)])
-    assert capsys.readouterr().out.startswith(f"{data.identity.op}: 3 of {len(data.problems)} problems are of older")
+def test_a_record_says_how_many_there_are():
+    counts = record.count_data(replace(synthetic.make_small_dataset(), older=3))
+    stored = asdict(counts)
+    assert counts.older == 3 and make_typed(record.DataCounts, stored) == counts
+    del stored["older"]  # as before there were any
+    assert make_typed(record.DataCounts, stored).older == 0
