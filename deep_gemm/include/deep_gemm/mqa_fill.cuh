@@ -10,7 +10,7 @@ namespace deep_gemm {
 
 template <class Config, class Schedule>
 struct MqaFill {
-    static constexpr u32 kFirst = 32 * Schedule::kLoaders, kThreads = 128 - kFirst;  // its threads of the warpgroup
+    static constexpr u32 kFirst = 32 * Schedule::kLoaders, kThreads = 128 - kFirst;  // those behind the loading ones
     static constexpr u32 kBytes = Config::kFloatD ? 4 : 2, kVector = 16 / kBytes;
     static constexpr u32 kWord = Config::kFloatD ? 0xff800000u : 0xff80ff80u;
 

@@ -10,12 +10,15 @@
 //   fill: -inf beside the valid columns --> out                                              heads, scale --> out
 //
 // Roles. Warpgroups 0 .. kMathGroups-1 do the math, each on every kMathGroups-th tile of K (mqa_math.cuh). Of the last
-// warpgroup, the first Schedule::kLoaders warps load (mqa_producer.cuh) and the others fill (mqa_fill.cuh).
+// warpgroup, the first Schedule::kLoaders warps load (mqa_producer.cuh) and the others fill (mqa_fill.cuh). Before
+// that, its warp 1 initialises the barriers, and its warp 2 prefetches.
 //
 // Rings, and who waits where (mqa_stages.cuh). Each buffer has a full and an empty barrier; both rings run on across
 // segments, so loads of the next segment are under way while one is computed.
 //   ring of q  full: load's arrival, bytes of TMA  empty: one arrival a math warp of the CTA
 //   ring of K  full: load's arrival, bytes of TMA  empty: one arrival a warp of the warpgroup that the stage belongs to
+// With a loading warp for each math warpgroup, warp w fills the stages of K of warpgroup w, and warp 0 alone the ring
+// of q. Each walks all segments, with phases of its own.
 // A segment is some tiles of K against one tile of q. One without tiles says that there are no more. What the fill
 // warps write nobody else writes or reads, so they wait for nothing.
 //

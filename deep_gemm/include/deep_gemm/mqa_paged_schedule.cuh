@@ -11,13 +11,14 @@ namespace deep_gemm {
 
 template <class Config>
 struct MqaPagedSchedule {
-    static constexpr bool kReadsOnce = true;
+    static constexpr bool kReadsOnce = true;  // once for each sequence and tile of q
     // A loading warp for each of three math warpgroups. Beside two it has 40 registers, too few for this, and for pages
     // that leave L2 as kMostKept says: it spills.
     static constexpr u32 kLoaders = Config::kMathGroups == 3 ? 3 : 1;
-    // Bytes of logits up to which pages leave L2 first, so that the logits stay: about half of L2. More do not stay,
-    // and are written to memory the more smoothly the earlier they leave (H200, two boards: without a hint 67 MB take
-    // 1 to 4 % less time, 34 MB from 2.6 less to 1 more, 17 MB from 2 less to 2 more, 8 MB and less up to 3 more).
+    // Up to so many bytes of logits pages leave L2 first, so that the logits stay: about half of L2. More logits do not
+    // stay. Pages without a hint then push them out sooner, and their writes spread out (H200, two boards: 67 MB take 1
+    // to 4 % less time without, 34 MB from 2.6 less to 1 more, 17 MB from 2 less to 2 more, 8 MB and less up to 3
+    // more). Whole units of 64 positions count, and nothing of the -inf that the fill writes.
     static constexpr u64 kMostKept = 24 << 20;
     static constexpr u32 kSplits = ceil_div(Config::kNextN, Config::kBlockQ);  // tiles of q of a batch row
     static constexpr u32 kPages = kMqaTile / Config::kPageRows;                // pages of a tile of K
@@ -27,7 +28,7 @@ struct MqaPagedSchedule {
     const MqaParams& params;
     u32 batch, num_q_tiles, limit;       // `limit`: positions that the output and the block table have room for
     u32 sequence = 0, unit = 0, remaining = 0;  // the next unit, and units left to this CTA
-    bool fits_l2 = true;                        // the logits do, or nobody asks
+    bool fits_l2 = true;                        // set by begin() where there are several loading warps
     // The piece of the sequence `here` that is being given out, tile of q by tile of q.
     u32 split = kSplits, here = 0, first = 0, count = 0;
     u32 cached = ~0u;                    // lane i holds the length of batch row 32 * cached + i

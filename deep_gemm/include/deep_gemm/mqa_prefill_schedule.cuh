@@ -13,7 +13,7 @@ namespace deep_gemm {
 template <class Config>
 struct MqaPrefillSchedule {
     static constexpr bool kReadsOnce = false;  // every tile of q reads K
-    static constexpr bool fits_l2 = false;     // nobody asks
+    static constexpr bool fits_l2 = false;     // not read
     static constexpr u32 kLoaders = 1;
     static constexpr u32 kBatch = ceil_div(16, Config::kBlockQ);  // tiles of q whose bounds a thread reads together
     static constexpr u32 kWarps = Config::kThreads / 32;

@@ -1,7 +1,7 @@
-// Two rings between the loading warp and the math warpgroups. Stages of K hold 64 rows and their scales; math warpgroup
-// g takes the tiles g, g + G, g + 2G, ... of the CTA, so that each frees its own stages and runs out of step with the
-// others: one multiplies while another reduces. Stages of q hold a tile of q, its weights and the segment to do with
-// it; all math warpgroups read them.
+// Two rings between the loading warps and the math warpgroups. Stages of K hold 64 rows and their scales; math
+// warpgroup g takes the tiles g, g + G, g + 2G, ... of the CTA, so that each frees its own stages and runs out of step
+// with the others: one multiplies while another reduces. Stages of q hold a tile of q, its weights and the segment to
+// do with it; all math warpgroups read them.
 // Each stage has a full barrier (one arrival and TMA's bytes) and an empty barrier (one arrival per math warp that
 // reads it).
 #pragma once
