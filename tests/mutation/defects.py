@@ -320,6 +320,15 @@ DEFECTS: Defects = {
         ("    if x.shape[-1] % 2:\n", "    if False:\n"),
         ("x.dim() != 3 or masked_m.shape != x.shape[:1]", "x.dim() != 3"),
     ],
+    ("deep_gemm/quantize.py", "tests/cpu/ops/test_cast_dims.py"): [
+        ("    is_first = are_kept == sorted(are_kept, reverse=True)\n", "    is_first = True\n"),
+        ("if x.shape[dim] != 1]  # a dim of one number is either\n", "]\n"),
+    ],
+    ("deep_gemm/cast_kernels.py", "tests/cpu/ops/test_cast_dims.py"): [
+        ("    if not _is_contiguous(shape[kept:], strides[kept:]):\n", "    if False:\n"),
+        ("all(size == 1 or stride == want for", "all(stride == want for"),
+        ("tuple(reversed(strides[: len(shape)]))", "tuple(reversed(strides))"),
+    ],
     ("deep_gemm/nn/routing.py", "tests/cpu/nn/test_experts.py tests/cpu/nn/test_fused.py"): [
         ("    order = flat.argsort(stable=True)\n", "    order = flat.argsort(stable=True, descending=True)\n"),
         ("(counts.cumsum(0) - counts)[flat[order]]", "counts.cumsum(0)[flat[order]]"),

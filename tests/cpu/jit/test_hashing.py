@@ -1,5 +1,6 @@
 """The hashes: what must change the cache's key, the kernel hash and the tree hash, and what must not."""
 
+import hashlib
 import os
 import random
 import shutil
@@ -327,7 +328,7 @@ def test_package_has_its_headers():
 
 @pytest.mark.parametrize("op", [op for op, kind in OP_KINDS.items() if kind.is_logits])
 def test_every_number_of_math_warpgroups_is_in_a_canonical_case(op):
-    """Kernels with three are other code than those with two, and must not pass for the same by default."""
+    """The kernel hash must change where only the code of three math warpgroups does."""
     device = _C.Device.known("h200")
     cases = generator.canonical_cases(op)
     legal = {
@@ -337,6 +338,20 @@ def test_every_number_of_math_warpgroups_is_in_a_canonical_case(op):
         if _C.is_legal(problem, config, device)
     }
     assert {config.block_n for _, config in cases} == legal and len(legal) > 1
+
+
+def test_columns_of_every_tile_of_logits_are_those_of_this_hash():
+    """Of the constants that the generator writes, only the columns of a chain depend on tokens and heads that no
+    canonical case has. Where this fails, add cases that show the difference (the kernel hash must change), then the
+    table's new digest.
+    """
+    table = [
+        _C.logits_columns(
+            _C.Problem("fp8_mqa_logits", tokens, 1, 128, heads=heads), _C.Config(tokens, 64 * groups, 2 * groups)
+        )
+        for heads in range(8, 129, 8) for tokens in range(1, 17) for groups in (2, 3)
+    ]  # fmt: skip
+    assert hashlib.sha256(repr(table).encode()).hexdigest()[:16] == "a543238402fa1795"
 
 
 @pytest.mark.parametrize("knob", _C.LOOP_KNOBS)
