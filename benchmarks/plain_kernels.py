@@ -65,7 +65,7 @@ def count_bytes(tensors: object) -> int:
 def using_formula() -> Iterator[None]:
     """Let the public functions run the torch formula."""
     with contextlib.ExitStack() as stack:
-        for name in ("_token_cast", "_block_cast", "_channel_cast", "_dims_cast"):
+        for name in [name for name, value in vars(quantize).items() if value in planned.CALLS]:
             stack.enter_context(mock.patch.object(quantize, name, planned.decline))
         yield
 
