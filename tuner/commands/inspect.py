@@ -55,7 +55,8 @@ def inspect(
 def print_rows(found: list[dict]) -> None:
     """Print a line per op kind: its newest kernels, and its rows by status."""
     print(format_table(ROW_HEADINGS, map(describe_rows, found)))
-    print("current: whether kernel is that of this package; stale: rows of other kernels than this package's")
+    print("current: whether kernel is that of this package; older: its rows choose for this package's, too")
+    print("stale: rows of other kernels than this package's")
 
 
 def describe_rows(found: dict) -> tuple:
@@ -67,7 +68,7 @@ def describe_rows(found: dict) -> tuple:
     return (
         found["op"],
         (hashes["newest"] or "none")[:8],
-        "yes" if hashes["matches"] else "NO",
+        "yes" if hashes["matches"] else "older" if hashes["serves"] else "NO",
         *counts,
         found["stale"]["rows"],
         newest[:10],

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from deep_gemm.jit import hashing
+from deep_gemm.older_kernels import list_serving
 from tuner.db.summaries import BlockSummary, Failure, add_statuses
 from tuner.measured import FAILURES
 from tuner.problems import shapes, workload
@@ -29,7 +30,12 @@ def inspect(store, sku: str, op: str, preset: str = "") -> dict:
     return {
         "sku": sku,
         "op": op,
-        "kernel_hash": {"tree": current, "newest": newest, "matches": newest == current},
+        "kernel_hash": {
+            "tree": current,
+            "newest": newest,
+            "matches": newest == current,
+            "serves": newest in list_serving(op, current),
+        },
         "rows": count_rows(blocks),
         "identities": describe_identities(blocks, current),
         "coverage": describe_coverage(blocks, newest, current, op, [preset] if preset else shapes.preset_names()),

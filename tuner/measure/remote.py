@@ -219,7 +219,7 @@ def open_remote(address: str, backend: str) -> Iterator[list[RemoteWorker]]:
         from distributed import Client
     except ImportError as error:
         raise errors.UsageError(
-            '--scheduler: Dask is not installed; run pip install "deep_gemm[distributed]"'
+            '--scheduler: Dask is not installed; run pip install "deep_gemm[distributed]" (in a clone ".[distributed]")'
         ) from error
     check_tls(address)
     try:

@@ -74,9 +74,12 @@ def legal_words(op: str, name: str) -> tuple[str, ...]:
 
 
 def default_fields(op: str) -> dict:
-    """Return the fields of an op kind whose default is not legal, each with its first legal word."""
+    """Return the fields of an op kind whose default is not legal, each with its first legal word; of logits also FP32,
+    which their functions give where the caller says nothing.
+    """
     legal = {name: legal_words(op, name) for name in KERNEL_FIELDS if PROBLEM_FIELDS[name].words}
-    return {name: words[0] for name, words in legal.items() if PROBLEM_DEFAULTS[name] not in words}
+    own = {"d_dtype": "fp32"} if OP_KINDS[op].is_logits else {}
+    return {name: words[0] for name, words in legal.items() if PROBLEM_DEFAULTS[name] not in words} | own
 
 
 def describe_option(name: str) -> str:

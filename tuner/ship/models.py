@@ -61,7 +61,7 @@ def read_file(path: Path) -> bytes:
     artefact, before it is read; OSError.
     """
     if path.stat().st_size > MAX_BYTES:
-        raise ModelError(f"{path}: has {path.stat().st_size} bytes, an artefact at most {MAX_BYTES}; name another file")
+        raise ModelError(f"has {path.stat().st_size} bytes, an artefact at most {MAX_BYTES}; name another file")
     return path.read_bytes()
 
 

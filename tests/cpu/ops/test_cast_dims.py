@@ -35,8 +35,13 @@ def test_the_first_dims_keep_their_scales(shape, dims, dtype, extra, use_ue8m0):
     check_dims(strided(values(shape, dtype), extra), dims, use_ue8m0)
 
 
-def test_the_stride_of_a_dim_of_one_number_says_nothing():
+def test_a_dim_of_one_number_says_nothing():
     check_dims(values((5, 1, 32)).as_strided((5, 1, 32), (32, 7, 1)), (0,))
+    check_dims(values((3, 20, 1)), (0, 2))
+
+
+def test_one_scale_for_all_is_a_scalar():
+    check_dims(values((7, 16)), ())
 
 
 def test_dims_that_no_kernel_takes_are_left_to_the_formula():

@@ -141,6 +141,13 @@ def test_an_editable_install_chooses_alike(checkout, tmp_path):
     assert run(["-c", PROBE, site], [site], tmp_path).split() == expected_answer(checkout)
 
 
+def test_an_editable_install_is_a_path_and_no_finder(checkout):
+    """A finder is asked last: from the folder above, a clone named deep_gemm would be a package without modules."""
+    with zipfile.ZipFile(build(checkout, "editable")) as archive:
+        (name,) = (name for name in archive.namelist() if ".dist-info/" not in name)
+        assert name.endswith(".pth") and archive.read(name).decode().split() == [str(checkout)]
+
+
 @pytest.mark.full
 def test_a_wheel_chooses_alike(wheel, tmp_path):
     site = tmp_path / "site"

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from deep_gemm import _C
+from deep_gemm import _C, older_kernels
 from tests.fakes import databases, synthetic
 from tuner import cli, errors
 from tuner.commands import db as db_command
@@ -52,8 +52,17 @@ def test_coverage_counts_finished_blocks_of_the_newest_kernel(found):
     )
 
 
+def test_older_kernels_that_serve_are_told_from_others(database, monkeypatch):
+    monkeypatch.setattr(inspection.hashing, "kernel_hash", lambda op: "5e" * 32)
+    with Store.open(database, mode="ro") as store:
+        assert inspection.inspect(store, SKU, "fp8_gemm")["kernel_hash"]["serves"] is False
+        monkeypatch.setattr(older_kernels, "SERVED", {"fp8_gemm": ("5e" * 32, CURRENT)})
+        hashes = inspection.inspect(store, SKU, "fp8_gemm")["kernel_hash"]
+    assert hashes == {"tree": "5e" * 32, "newest": CURRENT, "matches": False, "serves": True}
+
+
 def test_stale_rows_are_those_of_other_kernels(found):
-    assert found["kernel_hash"] == {"tree": CURRENT, "newest": CURRENT, "matches": True}
+    assert found["kernel_hash"] == {"tree": CURRENT, "newest": CURRENT, "matches": True, "serves": True}
     assert found["stale"]["problems"] == 1 and found["stale"]["rows"] == sum(
         entry["rows"] for entry in found["identities"] if not entry["current"]
     )
@@ -182,6 +191,8 @@ def test_skipped_configs_are_not_failed_ones():
         "rows": 10, "stale": {"rows": 0}, "identities": [],
     }  # fmt: skip
     assert inspect_command.describe_rows(found) == ("fp8_gemm", "a" * 8, "yes", 10, 3, 2, 1, 4, 0, "-")
+    found["kernel_hash"] |= {"matches": False, "serves": True}
+    assert inspect_command.describe_rows(found)[2] == "older"
     entry = {"op": "fp8_gemm", "kernel_hash": "a" * 64, "statuses": statuses, "problems": 2, "configs": 5, "rows": 10}
     assert db_command.describe_counts(entry | {"last": "2026-11-28T00"}) == (
         *("fp8_gemm", "a" * 8, 2, 5, 10, 2, 1, 4, "2026-11-28"),
