@@ -113,11 +113,14 @@ def check_gpu() -> Finding:
 
 
 def check_compiler() -> Finding:
-    """Return the compiler that kernels are compiled with."""
+    """Return the compiler that kernels are compiled with. Without a GPU there need be none, unless one is asked for."""
     try:
         compiler = get_toolchain()
     except DeepGemmError as error:
         found = split("compiler", error)
+        is_asked = any(map(environment.get_string, ("DG_JIT_USE_NVRTC", "DG_JIT_NVCC_COMPILER")))
+        if not is_asked and check_gpu().state == ABSENT:
+            return replace(found, state=ABSENT, remedy="")
         return replace(found, remedy=found.remedy or "correct DG_JIT_NVCC_COMPILER, or unset DG_JIT_USE_NVRTC")
     return Finding("compiler", OK, f"{compiler.kind} {compiler.version_text}")
 

@@ -7,7 +7,7 @@ import pytest
 
 import deep_gemm
 from deep_gemm import _C, selection
-from deep_gemm.errors import DeviceError, SelectorWarning
+from deep_gemm.errors import CompileError, DeviceError, SelectorWarning
 from deep_gemm.jit import build, cache
 from deep_gemm.jit.compile import CompileResult
 from tests.fakes.databases import make_database
@@ -94,6 +94,20 @@ def test_faults_are_named_with_a_remedy_and_exit_1(capsys, monkeypatch, own_home
         found = diagnose(capsys)
     assert found["compiler"]["state"] == found["selector"]["state"] == "FAULT"
     assert found["compiler"]["remedy"] and found["selector"]["remedy"]
+
+
+def test_a_machine_without_a_gpu_needs_no_compiler(capsys, monkeypatch):
+    def fail():
+        raise CompileError("NVRTC: not found; install nvidia-cuda-nvrtc")
+
+    monkeypatch.setattr(diagnosis, "get_toolchain", fail)
+    for name in ("DG_JIT_USE_NVRTC", "DG_JIT_NVCC_COMPILER"):
+        monkeypatch.delenv(name, raising=False)
+    found = diagnose(capsys)["compiler"]
+    assert (found["state"], found["found"], found["remedy"]) == ("-", "NVRTC: not found", "")
+    monkeypatch.setattr(_C, "get_device", lambda: _C.Device.known("h20"))
+    found = diagnose(capsys)["compiler"]
+    assert found["state"] == "FAULT" and found["remedy"] == "install nvidia-cuda-nvrtc"
 
 
 def test_another_gpu_is_a_finding_beside_the_others(capsys, monkeypatch):
