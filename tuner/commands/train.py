@@ -127,7 +127,7 @@ def print_record(op: str, record: dict) -> None:
         f" families, {data['configs']} configs"
     )
     if data["older"]:
-        print(f"{data['older']} of these problems are of older kernels, whose rows serve (deep_gemm/older_kernels.py)")
+        print(f"{data['older']} problems are of older kernels, whose rows serve (deep_gemm/older_kernels.py)")
     if data["dropped"] or data["quarantined"]:
         dropped = ", ".join(f"{count} problems ({reason})" for reason, count in data["dropped"].items())
         print(f"left out: {dropped or 'none'}; quarantined: {', '.join(data['quarantined']) or 'none'}")

@@ -84,11 +84,12 @@ class Audit:
 
 
 def audit_op(store, sku: str, op: str) -> Audit:
-    """Return what to measure again of one SKU and op kind, of the rows that `train` learns from by default.
+    """Return what to measure again of one SKU and op kind, of the rows that `train` learns from by default, but for
+    those of older kernels.
 
     Raises: InconclusiveError without usable rows.
     """
-    data = load_dataset(store, sku, op=op)
+    data = load_dataset(store, sku, op=op, with_older=False)
     rows = store.load_measurements(sku=data.identity.sku, op=op, kernel_hash=data.identity.kernel_hash)
     return audit(data, [row for row in rows if row.block.identity == data.identity])
 

@@ -73,7 +73,7 @@ class Dataset:
     A config whose ring could be deeper may be timed, and may even be the oracle; the run time then takes it from the
     exact table only. `quarantined` failed otherwise than by not building for some variant; `failed` has those as well.
     `built` has, for those that failed, the variants that they were timed for. `newest` is the time of the newest row,
-    `older` counts problems whose rows are of older kernels.
+    `older` counts problems, usable or not, whose rows are of older kernels.
     """
 
     identity: Identity
@@ -125,14 +125,15 @@ def load_dataset(
     compiler: str | None = None,
     regime: str | None = None,
     backend: str | None = None,
+    with_older: bool | None = None,
 ) -> Dataset:
     """Load the table of one SKU and op kind.
 
     By default its rows are of the newest kernel hash, and of the compiler and regime with most rows; of problems that
     these kernels did not run, of older kernels whose measurements choose for them, too (deep_gemm.older_kernels).
-    `backend`: only of times that it takes, "simulated" ones or those of a GPU. Raises:
-    InconclusiveError where the store has no usable rows for it; UsageError for an unknown SKU; IntegrityError for a
-    damaged database, also where the damage is of rows that are left out.
+    `with_older`: whether those count, by default unless a hash is asked for. `backend`: only of times that it takes,
+    "simulated" ones or those of a GPU. Raises: InconclusiveError where the store has no usable rows for it; UsageError
+    for an unknown SKU; IntegrityError for a damaged database, also where the damage is of rows that are left out.
     """
     device = find_device(store, sku)
     store.check_blocks()
@@ -144,8 +145,9 @@ def load_dataset(
             f"no measurements of {op} on {device.sku}: run `python -m tuner sweep` there first, or name another --db or"
             " --device"
         )
-    hashes = [asked] if asked else list_serving(op, identity.kernel_hash)
-    serving = [replace(identity, kernel_hash=one) for one in hashes]
+    takes_older = not asked if with_older is None else with_older
+    hashes = list_serving(op, identity.kernel_hash)
+    serving = [replace(identity, kernel_hash=one) for one in (hashes if takes_older else hashes[:1])]
     return arrange(lambda statuses: load_parts(store, serving, statuses), identity, device)
 
 
@@ -223,12 +225,12 @@ def arrange(read: Callable[[Sequence[str]], Iterable[list]], identity: Identity,
     for rows in read(()):
         newest = max([newest, *(row.block.created for row in rows)])
         for problem, own in group_by_problem(rows).items():
+            older += own[0].block.kernel_hash != identity.kernel_hash
             entry = read_problem(problem, own, device, quarantined_for(problem, quarantined))
             if isinstance(entry, str):
                 dropped[entry] += 1
             else:
                 usable.append(packing.pack(entry))
-                older += own[0].block.kernel_hash != identity.kernel_hash
     if len(usable) < 2:
         reasons = "".join(f", {count} not: {reason}" for reason, count in sorted(dropped.items()))
         raise errors.InconclusiveError(

@@ -22,7 +22,7 @@ FORMAT = 4
 @dataclass(frozen=True)
 class DataCounts:
     """The size of the data that a selector was trained on; `dropped` counts problems that were left out, by reason,
-    `older` those whose rows are of older kernels.
+    `older` those, used or not, whose rows are of older kernels.
     """
 
     problems: int

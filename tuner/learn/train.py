@@ -173,6 +173,7 @@ def load_with_data(folder: Path, database: str) -> tuple[Training, Dataset]:
             kernel_hash=identity.kernel_hash,
             compiler=identity.compiler,
             regime=identity.regime,
+            with_older=found.record.data.older > 0,
         )
     check_unchanged(found, data)
     return found, data

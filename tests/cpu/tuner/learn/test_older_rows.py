@@ -2,30 +2,42 @@
 
 from dataclasses import asdict, replace
 
+import pytest
+
 from deep_gemm import older_kernels
 from tests.fakes import synthetic
+from tuner import cli, errors
 from tuner.db import Store
-from tuner.learn import dataset, record
+from tuner.learn import audit, dataset, record, train
 from tuner.learn.dataset import load_dataset
 from tuner.learn.typed import make_typed
+
+NEW, OLD = synthetic.KERNEL_HASH, "cd" * 32
+
+
+def write_both(path) -> set:
+    """Write all problems with the older kernels, half as fast, and return those that the newest ran, too."""
+    rows = synthetic.make_small_rows()
+    problems = list(dict.fromkeys(row.block.problem for row in rows))
+    both = set(problems[: len(problems) // 2])
+    slower = [
+        replace(row, block=replace(row.block, kernel_hash=OLD), ratio=row.ratio and 2 * row.ratio) for row in rows
+    ]
+    synthetic.write_database(path, slower)
+    synthetic.write_database(path, [row for row in rows if row.block.problem in both])
+    return both
 
 
 def test_problems_of_older_kernels_that_serve_the_newest_count_too(tmp_path, monkeypatch):
     """Of a problem that both ran, the newest kernels' rows do; asked for a hash, its rows alone."""
-    new, old, rows = synthetic.KERNEL_HASH, "cd" * 32, synthetic.make_small_rows()
-    problems = list(dict.fromkeys(row.block.problem for row in rows))
-    both, path = problems[: len(problems) // 2], tmp_path / "tuning.db"
-    slower = [
-        replace(row, block=replace(row.block, kernel_hash=old), ratio=row.ratio and 2 * row.ratio) for row in rows
-    ]
-    synthetic.write_database(path, slower)
-    synthetic.write_database(path, [row for row in rows if row.block.problem in both])
+    new, old, path = NEW, OLD, tmp_path / "tuning.db"
+    both = write_both(path)
     with Store.open(path, mode="ro") as store:
         alone = load_dataset(store, synthetic.SKU)
         monkeypatch.setattr(older_kernels, "SERVED", {alone.identity.op: (new, old)})
         joined, asked = load_dataset(store, synthetic.SKU), load_dataset(store, synthetic.SKU, kernel_hash=new)
         of_old = load_dataset(store, synthetic.SKU, kernel_hash=old)
-    assert asked.problems == alone.problems and set(alone.problems) <= set(both) and alone.older == asked.older == 0
+    assert asked.problems == alone.problems and set(alone.problems) <= both and alone.older == asked.older == 0
     assert joined.identity == alone.identity and joined.problems == of_old.problems
     assert joined.older == len(joined.problems) - len(alone.problems) > 0
     for place, problem in enumerate(joined.problems):
@@ -42,3 +54,21 @@ def test_a_record_says_how_many_there_are():
     assert counts.older == 3 and make_typed(record.DataCounts, stored) == counts
     del stored["older"]  # as before there were any
     assert make_typed(record.DataCounts, stored).older == 0
+
+
+def test_what_was_trained_with_older_rows_is_read_with_them(tmp_path, monkeypatch):
+    """`evaluate` and `export` refuse a training whose data has changed."""
+    path, folder, op = tmp_path / "tuning.db", tmp_path / "training", "fp8_gemm"
+    write_both(path)
+    monkeypatch.setattr(older_kernels, "SERVED", {op: (NEW, OLD)})
+    words = ["train", "--db", str(path), "--out", str(folder), "--trees", "3", "--portfolio-size", "4"]
+    assert cli.run(words) == 0
+    found, data = train.load_with_data(folder / op, "")
+    assert found.record.data.older == data.older > 0
+    with Store.open(path, mode="ro") as store:
+        audited = audit.audit_op(store, synthetic.SKU, op)
+        own = load_dataset(store, synthetic.SKU, kernel_hash=NEW)
+    assert audited.censored == (own.state == dataset.CENSORED).sum() and audited.blocks == len(own.problems)
+    monkeypatch.setattr(older_kernels, "SERVED", {})
+    with pytest.raises(errors.IntegrityError, match="changed since training"):
+        train.load_with_data(folder / op, "")

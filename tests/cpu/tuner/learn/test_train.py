@@ -315,7 +315,7 @@ def test_what_was_left_out_is_said_in_words(capsys):
     print_record("fp8_gemm", record)
     found = capsys.readouterr().out
     assert "left out: 2 problems (heuristic's pick not measured), 1 problems (few configs); quarantined: none" in found
-    assert "{" not in found and "\n2 of these problems are of older kernels" in found
+    assert "{" not in found and "\n2 problems are of older kernels" in found
 
 
 def test_the_command_prints_a_portfolio_that_a_sweep_reads(tmp_path, capsys):
