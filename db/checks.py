@@ -56,7 +56,7 @@ def check_rows(path: object, rows: list[tuple]) -> None:
         return
     for name, allowed in (("role", tables.ROLES), ("status", tables.STATUSES)):
         if set(columns[name]) - set(allowed):
-            raise damaged(path, f"measurement.{name}: unknown {sorted(set(columns[name]) - set(allowed))[:1]}")
+            raise damaged(path, f"measurement.{name}: unknown {sorted(set(columns[name]) - set(allowed), key=str)[:1]}")
     numbers = {name: np.array(columns[name], dtype=np.float64) for name in (*TIMES, "mad_us", "num_samples")}
     bad = np.zeros(len(rows), bool)
     for name, values in numbers.items():

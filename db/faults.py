@@ -28,7 +28,7 @@ def translated(path: object):
     """Turn errors of the driver inside the `with` into StoreError or IntegrityError; `path` names the database."""
     try:
         yield
-    except exc.DBAPIError as error:
+    except exc.StatementError as error:  # the driver's, or of what a column's type refuses
         raise to_typed(path, error.orig or error) from error
     except sqlite3.Error as error:
         raise to_typed(path, error) from error

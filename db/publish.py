@@ -37,8 +37,9 @@ from tuner.problems.regimes import is_energy
 
 #: The recorded snapshot is part of the package and must stay smaller than this.
 MAX_SNAPSHOT_BYTES = 8_000_000
-#: No measured row of a snapshot takes less: two words, three references, a ratio and a checksum with their lengths.
-LEAST_ROW_BYTES = 32
+#: No measured row of a snapshot takes less: the lengths of its values, its place in a page, two references and a
+#: checksum.
+LEAST_ROW_BYTES = 28
 #: Matches a path, an address or a board's UUID, none of which may be in a snapshot; a slash between digits is a shard.
 PRIVATE = re.compile(r"(?<!\d)/|/(?!\d)|\\|GPU-|MIG-[0-9a-f]{8}|@")
 #: What nothing needs of a snapshot: of every row, of search rows, and of those that the race dropped: a ratio says it.

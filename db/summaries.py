@@ -122,10 +122,11 @@ class Legality:
         return self.known[variant, config_id]
 
     def count(self, variant: tuple, configs: str, statuses: str) -> tuple[Counts, Counts]:
-        """Return the counts of all rows of a block and of the legal ones; lists are text with commas."""
+        """Return the counts of all rows of a block and of the legal ones; lists are of numbers, as text with commas."""
         key = variant, configs, statuses
         if key not in self.counted:
-            ids, names = [int(part) for part in configs.split(",")], statuses.split(",")
+            ids = [int(part) for part in configs.split(",")]
+            names = [tables.STATUS.get_word(int(part)) for part in statuses.split(",")]
             if not set(tables.STATUSES).issuperset(names):
                 raise damaged(self.path, f"measurement.status: unknown {sorted({*names} - {*tables.STATUSES})[:1]}")
             stored = Counts(Counter(names), frozenset(ids), len(ids))
@@ -210,12 +211,12 @@ def load_raw_blocks(connection: Connection, wanted: Filter) -> dict[int, dict]:
 
 
 def count_rows_of_blocks(connection: Connection, wanted: Filter):
-    """Yield (block id, config ids, statuses) of every block with rows, the lists as text with commas."""
+    """Yield (block id, config ids, statuses) of every block with rows, the lists as numbers in text with commas."""
     table = tables.measurement
     query = select(
         table.c.block_id,
         func.aggregate_strings(cast(table.c.config_id, Text), ","),
-        func.aggregate_strings(table.c.status, ","),
+        func.aggregate_strings(cast(table.c.status, Text), ","),
     )
     if wanted != Filter():
         query = query.where(table.c.block_id.in_(wanted.apply_to_blocks(select(tables.block.c.id))))

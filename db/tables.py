@@ -13,12 +13,13 @@ Views for questions in SQL are in views.py.
 `block.workload` is canonical JSON of the group sizes that a grouped problem was measured with (see
 tuner.problems.workload), "" for a dense problem. Databases can be merged (see transfer.py), because rows of `sweep` and
 `block` have a random uid and all others a natural key. Integer ids are local to one file. Times are microseconds. Lists
-are JSON text; samples are little-endian float32. Every constraint has a name, because batch migrations drop unnamed
-CHECKs. SQLite tables are STRICT; `measurement`, which takes nearly all of a file, is WITHOUT ROWID.
+are JSON text; samples are little-endian float32. Role and status of a measured row are numbers that stand for words
+(see words.py). Every constraint has a name, because batch migrations drop unnamed CHECKs. SQLite tables are STRICT;
+`measurement`, which takes nearly all of a file, and `best`, which has a long key, are WITHOUT ROWID.
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import chain
 
 from sqlalchemy import (
@@ -41,16 +42,19 @@ from sqlalchemy import (
 
 from deep_gemm import _C
 from deep_gemm.fields import CONFIG_FIELDS, PROBLEM_FIELDS
+from tuner.db.words import Word
 from tuner.measured import STATUSES
 
 APPLICATION_ID = 0x44474D54  # "DGMT", bytes 68-71 of the file: other applications' files are refused
-SCHEMA_VERSION = 6  # user_version of the file; raised by every migration
-REVISION = "0006"  # the newest migration
+SCHEMA_VERSION = 7  # user_version of the file; raised by every migration
+REVISION = "0007"  # the newest migration
 
-ROLES = ("search", "confirm")
+ROLES = ("confirm", "search")  # sorted: rows are then in the order of their words
 SWEEP_STATUSES = ("running", "finished", "interrupted", "failed")
 BLOCK_STATUSES = ("open", "finished", "failed")
 COMPILERS = ("nvrtc", "nvcc")
+#: What the words of a measured row are stored as: each as its place in its list.
+ROLE, STATUS = Word(ROLES), Word(STATUSES)
 MAX_TIME_US = 1e12  # longer than any sweep; infinity and NaN fail the comparison
 #: Table -> descriptions of the fields that it stores.
 FIELDS: dict[str, dict[str, _C.Field]] = {"problem": PROBLEM_FIELDS, "config": CONFIG_FIELDS}
@@ -78,7 +82,7 @@ REAL_NUMBER: Double[float] = Double().with_variant(REAL(), "sqlite")
 metadata = MetaData()
 
 
-def one_of(table: str, column: str, values: tuple[str, ...]) -> CheckConstraint:
+def one_of(table: str, column: str, values: Iterable[str | int]) -> CheckConstraint:
     """Return the CHECK that `column` is one of `values`."""
     return CheckConstraint(f"{column} IN ({', '.join(repr(value) for value in values)})", name=f"ck_{table}_{column}")
 
@@ -287,7 +291,8 @@ measurement = make_table(
     "measurement",
     reference("measurement", "block_id", "block"),
     reference("measurement", "config_id", "config"),
-    text("role", "status"),
+    Column("role", ROLE, nullable=False),
+    Column("status", STATUS, nullable=False),
     integers("num_samples", nullable=True),
     reals(
         "median_us",
@@ -306,9 +311,9 @@ measurement = make_table(
     # See checksums.py; NULL in rows that were recorded before there were any.
     Column("checksum", INTEGER, between("measurement", "checksum", -(2**31), 2**31 - 1)),
     PrimaryKeyConstraint("block_id", "config_id", "role", name="pk_measurement"),
-    one_of("measurement", "role", ROLES),
-    one_of("measurement", "status", STATUSES),
-    CheckConstraint("status != 'ok' OR median_us IS NOT NULL", name="ck_measurement_ok_has_time"),
+    one_of("measurement", "role", ROLE.numbers),
+    one_of("measurement", "status", STATUS.numbers),
+    CheckConstraint(f"status != {STATUS.get_number('ok')} OR median_us IS NOT NULL", name="ck_measurement_ok_has_time"),
     between("measurement", "num_samples", 1, 10**9),
     *(
         positive("measurement", name, MAX_TIME_US)
@@ -335,5 +340,5 @@ best = make_table(
     "best", reference("best", "problem_id", "problem"), text("sku", "kernel_hash", "compiler", "regime", "created"),
     reference("best", "config_id", "config"), text("tie_set"), reference("best", "block_id", "block"),
     PrimaryKeyConstraint("problem_id", "sku", "kernel_hash", "compiler", "regime", name="pk_best"),
-    one_of("best", "compiler", COMPILERS),
+    one_of("best", "compiler", COMPILERS), has_rowid=False,
 )  # fmt: skip

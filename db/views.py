@@ -25,10 +25,12 @@ def list_fields(table: str, alias: str) -> str:
 
 PROBLEM = f"p.key AS problem_key, p.op, {list_fields('problem', 'p')}"
 CONFIG = f"c.key AS config_key, {list_fields('config', 'c')}"
+WORDS = f"{tables.ROLE.to_sql('m.role')} AS role, {tables.STATUS.to_sql('m.status')} AS status"
+CONFIRMED = tables.ROLE.get_number("confirm")
 
 V_MEASUREMENT = f"""
-SELECT {PROBLEM}, {CONFIG}, m.role, m.status, m.median_us, m.mad_us, m.ratio, m.ratio_low, m.ratio_high, m.num_samples,
-  CASE WHEN m.config_id = b.reference_config_id THEN 1 ELSE 0 END AS is_reference,
+SELECT {PROBLEM}, {CONFIG}, {WORDS}, m.median_us, m.mad_us, m.ratio, m.ratio_low, m.ratio_high, m.num_samples,
+  m.power_w, CASE WHEN m.config_id = b.reference_config_id THEN 1 ELSE 0 END AS is_reference,
   d.sku, d.uuid_hash AS board, b.kernel_hash, b.compiler, b.regime, b.workload, b.status AS block_status, b.created,
   b.noise, b.anchor_us, s.uid AS session, b.id AS block_id, p.id AS problem_id, c.id AS config_id
 FROM measurement AS m
@@ -56,9 +58,9 @@ FROM best AS w
   JOIN problem AS p ON p.id = w.problem_id
   JOIN config AS c ON c.id = w.config_id
   JOIN block AS b ON b.id = w.block_id
-  LEFT JOIN measurement AS f ON f.block_id = w.block_id AND f.config_id = w.config_id AND f.role = 'confirm'
+  LEFT JOIN measurement AS f ON f.block_id = w.block_id AND f.config_id = w.config_id AND f.role = {CONFIRMED}
   LEFT JOIN measurement AS r
-    ON r.block_id = w.block_id AND r.config_id = b.reference_config_id AND r.role = 'confirm'
+    ON r.block_id = w.block_id AND r.config_id = b.reference_config_id AND r.role = {CONFIRMED}
 """
 
 V_NOISE = """

@@ -5,7 +5,8 @@ Imports nothing of the library, because the process that only passes messages on
 
 from dataclasses import dataclass
 
-#: Statuses of results that have a time, of configs that cannot be used, and all.
+#: Statuses of results that have a time, of configs that cannot be used, and all; databases store a status as its place
+#: among all, so that a new one goes to their end.
 TIMED = ("ok", "censored")
 FAILURES = ("incorrect", "compile_error", "crash", "timeout", "spill")
 STATUSES = (*TIMED, *FAILURES, "skipped")

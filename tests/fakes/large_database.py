@@ -30,6 +30,8 @@ WEIGHTS = [(n, k) for n in range(512, 8192, 512) for k in range(512, 8192, 512)]
 
 #: What no row has: the largest error, clock and power.
 MISSING = (None, None, None)
+#: What the words of rows are stored as; a call for each of many rows would take long.
+NUMBERS = {word: kind.get_number(word) for kind in (tables.ROLE, tables.STATUS) for word in kind.words}
 INSERT_ROW = f"INSERT INTO measurement VALUES ({', '.join('?' * len(MEASUREMENT_COLUMNS))})"
 
 
@@ -45,7 +47,7 @@ def write_large_database(path: Path, num_rows: int, *, seed: int = 0, has_sample
                 connection.execute(insert(tables.problem), [make_problem(number) for number in batch])
                 connection.execute(insert(tables.block), [make_block(number, context, configs) for number in batch])
                 rows = make_batch(batch, configs, seed, has_samples)
-                connection.exec_driver_sql(INSERT_ROW, add_checksums(connection, batch, rows))
+                connection.exec_driver_sql(INSERT_ROW, to_stored(connection, batch, rows))
                 connection.execute(insert(tables.best), [make_best(number, context, configs) for number in batch])
         store.finish_sweep(context["sweep_id"])
     return num_blocks * ROWS_OF_BLOCK
@@ -114,11 +116,14 @@ def make_batch(numbers: list[int], configs: list[int], seed: int, has_samples: b
     return rows
 
 
-def add_checksums(connection: Connection, blocks: list[int], rows: list[tuple]) -> list[tuple]:
-    """Return rows with their checksums in the last column."""
+def to_stored(connection: Connection, blocks: list[int], rows: list[tuple]) -> list[tuple]:
+    """Return rows as they are stored: their words as numbers, and their checksums in the last column."""
     digests = load_block_digests(connection, blocks), load_config_digests(connection)
     found = make_checksums(rows, *digests).tolist()
-    return [(*row[:-1], checksum) for row, checksum in zip(rows, found, strict=True)]
+    return [
+        (block, config, NUMBERS[role], NUMBERS[status], *values[:-1], checksum)
+        for (block, config, role, status, *values), checksum in zip(rows, found, strict=True)
+    ]
 
 
 def make_best(number: int, context: dict, configs: list[int]) -> dict:

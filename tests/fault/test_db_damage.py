@@ -172,6 +172,8 @@ HOSTILE_LISTS = {
     "nothing": "",
     "deep": "[" * 100_000,
 }
+#: The first row of a table.
+FIRST = {"block": "id = 1", "best": "problem_id = 1"}
 
 
 @pytest.mark.parametrize("column", ["block.order", "best.tie_set"])
@@ -180,7 +182,7 @@ def test_lists_of_configs_that_are_none(sound, folder, column, name):
     path, (table, field) = folder / "hostile.db", column.split(".")
     path.write_bytes(sound.read_bytes())
     raw = sqlite3.connect(path, isolation_level=None)
-    raw.execute(f'UPDATE {table} SET "{field}" = ? WHERE rowid = 1', (HOSTILE_LISTS[name],))
+    raw.execute(f'UPDATE {table} SET "{field}" = ? WHERE {FIRST[table]}', (HOSTILE_LISTS[name],))
     raw.close()
     for use in (
         lambda: merge(folder / "merged.db", [path]),
@@ -211,7 +213,7 @@ def test_ties_begin_with_the_winner(sound, folder):
     path = folder / "hostile.db"
     path.write_bytes(sound.read_bytes())
     raw = sqlite3.connect(path, isolation_level=None)
-    raw.execute("UPDATE best SET tie_set = '[2,1]' WHERE rowid = 1")
+    raw.execute("UPDATE best SET tie_set = '[2,1]' WHERE problem_id = 1")
     raw.close()
     with pytest.raises(errors.IntegrityError, match="do not begin with the winner"):
         load_best(path)

@@ -14,16 +14,18 @@ from tuner import cli, errors
 from tuner.db import Store, checksums, export_flat, export_json, import_json, merge, snapshot, tables
 from tuner.learn.dataset import load_dataset
 
+CONFIRM, SEARCH = map(tables.ROLE.get_number, ("confirm", "search"))
+OK, CENSORED = map(tables.STATUS.get_number, ("ok", "censored"))
 #: Values that are as possible as what they replace: only a checksum tells. Each changes one or more measured rows.
 DAMAGE = {
-    "a time": "UPDATE measurement SET median_us = median_us * 1.001 WHERE block_id = 1 AND role = 'confirm'",
+    "a time": f"UPDATE measurement SET median_us = median_us * 1.001 WHERE block_id = 1 AND role = {CONFIRM}",
     "a bit of a time": "UPDATE measurement SET ratio = 1.0000000000000002 WHERE block_id = 1 AND config_id = 1",
     "samples": "UPDATE measurement SET samples = x'0000803f' WHERE block_id = 1 AND samples IS NOT NULL",
     "a count": "UPDATE measurement SET num_samples = num_samples + 1 WHERE block_id = 1",
     "a value that is gone": "UPDATE measurement SET ratio_low = NULL WHERE block_id = 1",
-    "a log": "UPDATE measurement SET error = 'fine' WHERE block_id = 1 AND status != 'ok'",
-    "a status": "UPDATE measurement SET status = 'censored' WHERE block_id = 1 AND config_id = 2",
-    "a role": "UPDATE measurement SET role = 'confirm' WHERE block_id = 1 AND config_id = 4",
+    "a log": f"UPDATE measurement SET error = 'fine' WHERE block_id = 1 AND status != {OK}",
+    "a status": f"UPDATE measurement SET status = {CENSORED} WHERE block_id = 1 AND config_id = 2",
+    "a role": f"UPDATE measurement SET role = {CONFIRM} WHERE block_id = 1 AND config_id = 4",
     "another config": "UPDATE measurement SET config_id = 30 WHERE block_id = 1 AND config_id = 3",
     "another block": "UPDATE measurement SET block_id = 2, config_id = 31 WHERE block_id = 1 AND config_id = 3",
     "a checksum": "UPDATE measurement SET checksum = checksum + 1 WHERE block_id = 1 AND config_id = 1",
@@ -180,7 +182,7 @@ def test_a_wrong_row_is_named_among_thousands(tmp_path):
     with Store.open(tmp_path / "tuning.db") as store:
         block_id = add_block(store, add_context(store), make_problem())
         with store.writing() as connection:
-            connection.exec_driver_sql("UPDATE measurement SET power_w = 1.0 WHERE config_id = 2 AND role = 'search'")
+            connection.exec_driver_sql(f"UPDATE measurement SET power_w = 1.0 WHERE config_id = 2 AND role = {SEARCH}")
         with pytest.raises(
             errors.IntegrityError, match=rf"block {block_id}, config 2, search\): not .* so are 1 of the 8 rows"
         ):

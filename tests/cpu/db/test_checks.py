@@ -5,7 +5,7 @@ import pytest
 from deep_gemm import _C
 from tests.fakes.databases import make_database
 from tuner import errors
-from tuner.db import Store
+from tuner.db import Store, tables
 from tuner.db.checks import MEASUREMENT_COLUMNS, TIMES, check_block, check_rows
 
 GOOD = dict.fromkeys(MEASUREMENT_COLUMNS) | {
@@ -45,8 +45,8 @@ def test_a_config_of_another_op_kind_is_refused(tmp_path):
         config_id = store.get_or_add_config("bf16_gemm", other)
         with store.writing() as connection:
             wrong = (
-                "UPDATE measurement SET config_id = ?, checksum = NULL WHERE block_id = 1 AND role = 'confirm' AND"
-                " config_id = 1"
+                "UPDATE measurement SET config_id = ?, checksum = NULL WHERE block_id = 1 AND config_id = 1 AND role = "
+                f"{tables.ROLE.get_number('confirm')}"
             )
             assert connection.exec_driver_sql(wrong, (config_id,)).rowcount == 1
     with Store.open(path, "ro") as store:

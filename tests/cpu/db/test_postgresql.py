@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from tests.fakes.databases import CONFIGS, IDENTITY, add_block, add_context, make_problem, read_contents
+from tests.fakes.old_databases import write_old_rows
 from tests.fakes.sweeps import read_all, run_sweep
 from tuner import cli, errors
 from tuner.credentials import hide_credentials
@@ -90,18 +91,18 @@ def test_migrations_give_the_fresh_schema(url, postgresql_server):
 def test_an_older_schema_is_upgraded_with_its_rows(url):
     engine = create_engine(url)
     with engine.begin() as connection:
-        tables.alembic_version.create(connection)
-        schema.migrate(connection, 4)
-        connection.exec_driver_sql(
-            "INSERT INTO device (key, sku, name, sm_count) VALUES ('key', 'nvidia-h200-sm132', 'H200', 132)"
-        )
+        write_old_rows(connection, 4)
     engine.dispose()
     with pytest.raises(errors.IntegrityError, match="db upgrade"):
         Store.open(url, "ro")
     assert cli.run(["db", "upgrade", "--db", url]) == 0
     with Store.open(url, "ro") as store, store.reading() as connection:
         assert schema.read_revision(connection) == tables.REVISION
-        assert connection.exec_driver_sql("SELECT sku FROM device").scalars().all() == ["nvidia-h200-sm132"]
+        assert connection.exec_driver_sql("SELECT role, status FROM measurement").all() == [(1, 0)]
+        assert connection.exec_driver_sql("SELECT role, status FROM v_measurement").all() == [("search", "ok")]
+    with Store.open(url, "ro") as store:
+        assert [(row.role, row.status) for row in store.load_measurements()] == [("search", "ok")]
+        assert store.check() == []
 
 
 @pytest.mark.full

@@ -10,20 +10,20 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import CheckConstraint, ForeignKeyConstraint, create_engine
+from sqlalchemy import CheckConstraint, ForeignKeyConstraint, create_engine, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
-from deep_gemm import _C
 from deep_gemm.fields import CONFIG_FIELDS, PROBLEM_FIELDS
 from tests.fakes.databases import make_database
+from tests.fakes.old_databases import CONFIG, PROBLEM, make_old_database
 from tuner import errors
 from tuner.db import Store, engine, schema, tables, views
-from tuner.db.values import make_key
 from tuner.problems.fields import PROBLEM_DEFAULTS
 
 #: Read before fixtures change it.
 WRITER_PRAGMAS = engine.WRITER_PRAGMAS
+WITHOUT_ROWIDS = ("measurement", "best")
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_every_constraint_is_named_and_every_table_strict(migrated):
         assert {column.name for column in table.columns if column.name.endswith("_id")} == {
             constraint.column_keys[0] for constraint in references
         }
-    assert list_tables(migrated) == {name: (name == "measurement", True) for name in tables.metadata.tables}
+    assert list_tables(migrated) == {name: (name in WITHOUT_ROWIDS, True) for name in tables.metadata.tables}
 
 
 def list_tables(path) -> dict[str, tuple[bool, bool]]:
@@ -183,54 +183,6 @@ def test_opening_again_changes_nothing(tmp_path):
     assert path.read_bytes() == before and {file.name for file in tmp_path.iterdir()} == {"tuning.db", "tuning.db.lock"}
 
 
-def make_old_database(path, version: int = 1):
-    """Write a database of an older schema: one config on a problem without any variant, with a compiler's report."""
-    engine = create_engine(f"sqlite:///{path}")
-    with engine.begin() as connection:
-        tables.alembic_version.create(connection)
-        schema.migrate(connection, version)
-        variant, empty = ("", "") if version == 1 else ("variant, ", "'', ")
-        known = {
-            "problem": PROBLEM.key,
-            "config": CONFIG.key("fp8_gemm"),
-            "device": make_key({"sku": "nvidia-h200-sm132", "name": "NVIDIA H200", "sm_count": 132}),
-            "environment": make_key({}),
-            "hash": "ab" * 32,
-            "time": "2026-01-02T03:04:05.678Z",
-        }
-        for statement in OLD_ROWS:
-            connection.exec_driver_sql(statement.format(**known, variant=variant, empty=empty))
-    engine.dispose()
-    return path
-
-
-PROBLEM, CONFIG = _C.Problem("fp8_gemm", 64, 2112, 7168), _C.Config(64, 64, 4)
-OLD_ROWS = (
-    "INSERT INTO device (id, key, sku, name, sm_count) VALUES (1, '{device}', 'nvidia-h200-sm132', 'NVIDIA H200', 132)",
-    "INSERT INTO environment (id, key) VALUES (1, '{environment}')",
-    (
-        "INSERT INTO problem (id, key, op, m, n, k, num_sms, compiled_dims) VALUES (3, '{problem}', 'fp8_gemm', 64,"
-        " 2112, 7168, 0, '')"
-    ),
-    (
-        "INSERT INTO config (id, key, op, block_m, block_n, block_k, num_stages, cluster_m, cluster_n) VALUES (5,"
-        " '{config}', 'fp8_gemm', 64, 64, 128, 4, 1, 1)"
-    ),
-    "INSERT INTO sweep (id, uid, status, created) VALUES (1, '00000000000000000000000000000000', 'finished', '{time}')",
-    (
-        "INSERT INTO block (id, uid, status, created, sweep_id, problem_id, device_id, environment_id, regime,"
-        " kernel_hash, compiler) VALUES (1, '00000000000000000000000000000001', 'finished', '{time}', 1, 3, 1, 1,"
-        " 'graph-cold', '{hash}', 'nvrtc')"
-    ),
-    "INSERT INTO measurement (block_id, config_id, role, status, median_us) VALUES (1, 5, 'search', 'ok', 12.5)",
-    (
-        "INSERT INTO compilation (config_id, {variant}kernel_hash, compiler, registers, compile_ms) VALUES (5,"
-        " {empty}'{hash}', 'nvrtc', 168, 250.0)"
-    ),
-    "INSERT INTO best VALUES (3, 'nvidia-h200-sm132', '{hash}', 'nvrtc', 'graph-cold', '{time}', 5, '[5]', 1)",
-)
-
-
 @pytest.mark.parametrize("version", range(1, tables.SCHEMA_VERSION))
 def test_a_writer_upgrades_an_older_schema_and_keeps_its_rows(tmp_path, version):
     path = make_old_database(tmp_path / "old.db", version)
@@ -257,20 +209,18 @@ def test_an_upgraded_measurement_table_has_no_rowid_and_keeps_every_row(tmp_path
             "INSERT INTO config (id, key, op, block_m, block_n, block_k, num_stages, cluster_m, cluster_n) VALUES (2,"
             " 'other', 'x', 64, 128, 128, 4, 1, 1)"
         )
-        for role, config_id, status in itertools.product(reversed(tables.ROLES), (5, 2), tables.STATUSES[:3]):
+        for role, config_id, status in itertools.product(("search", "confirm"), (5, 2), tables.STATUSES[:3]):
             raw.execute(OLD_MEASUREMENT, {"config": config_id, "role": role, "status": status})
-        before = read_measurements(raw)
+        before = list_values(raw.execute("SELECT * FROM measurement ORDER BY block_id, config_id, role"))
     raw.close()
     with Store.open(path) as store, store.reading() as connection:
         assert connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall() == []
-    assert list_tables(path) == {name: (name == "measurement", True) for name in tables.metadata.tables}
+        query = select(tables.measurement).order_by(*tables.measurement.primary_key.columns)
+        assert list_values(connection.execute(query)) == before and len(before) == 4
+    assert list_tables(path) == {name: (name in WITHOUT_ROWIDS, True) for name in tables.metadata.tables}
     with sqlite3.connect(path) as raw:
-        assert read_measurements(raw) == before and len(before) == 4
         raw.execute("PRAGMA foreign_keys = ON")
-        for broken in (
-            {"config": 99, "role": "search", "status": "ok"},
-            {"config": 5, "role": "final", "status": "ok"},
-        ):
+        for broken in ({"config": 99, "role": 0, "status": 0}, {"config": 5, "role": 2, "status": 0}):
             with pytest.raises(sqlite3.IntegrityError):
                 raw.execute(OLD_MEASUREMENT, broken)
         with pytest.raises(sqlite3.OperationalError, match="no such column: rowid"):
@@ -287,14 +237,10 @@ OLD_MEASUREMENT = (
 )
 
 
-def read_measurements(raw: sqlite3.Connection) -> list[tuple]:
-    """Return every measured row with the names of its columns, those that are NULL left out."""
-    cursor = raw.execute("SELECT * FROM measurement ORDER BY block_id, config_id, role")
-    names = [column[0] for column in cursor.description]
-    return [
-        tuple((name, value) for name, value in zip(names, row, strict=True) if value is not None)
-        for row in cursor.fetchall()
-    ]
+def list_values(rows) -> list[tuple]:
+    """Return (column, value) of the rows of a query, what is NULL left out."""
+    names = list(rows.keys()) if hasattr(rows, "keys") else [column[0] for column in rows.description]
+    return [tuple((name, value) for name, value in zip(names, row, strict=True) if value is not None) for row in rows]
 
 
 def test_a_reader_refuses_an_older_schema_and_names_the_remedy(tmp_path):

@@ -6,6 +6,7 @@ import json
 import random
 
 import pytest
+from sqlalchemy import update
 
 from deep_gemm import _C
 from tests.fakes.databases import CONFIGS, SKU, add_block, add_context, make_database, read_contents
@@ -67,7 +68,8 @@ def test_merge_reads_some_blocks_at_a_time(shards, tmp_path, monkeypatch):
     assert max(map(len, asked)) == 1 and len(asked) == 2 * 7
     merge(tmp_path / "older.db", [tmp_path / "whole.db"])
     with Store.open(tmp_path / "older.db") as store, store.writing() as connection:
-        connection.exec_driver_sql("UPDATE measurement SET mad_us = NULL, samples = NULL WHERE role = 'confirm'")
+        table = tables.measurement
+        connection.execute(update(table).where(table.c.role == "confirm").values(mad_us=None, samples=None))
     assert not any(merge(tmp_path / "older.db", [tmp_path / "whole.db"]).values())
     assert read_contents(tmp_path / "older.db") == read_contents(tmp_path / "whole.db")
 

@@ -18,7 +18,7 @@ from tests.fakes.grouped_variants import CONTIGUOUS, make_grouped
 from tests.fakes.in_process_worker import InProcessWorker
 from tests.fakes.spaces import make_space
 from tests.fakes.sweeps import read_all, run_sweep
-from tuner.db import Store
+from tuner.db import Store, tables
 from tuner.learn.dataset import load_dataset
 from tuner.problems import regimes, workload
 from tuner.search import past
@@ -78,9 +78,10 @@ def test_confirmed_configs_without_search_rows_count_as_measured(tmp_path):
 
 def drop_confirmed_searches(path) -> None:
     """Delete what a snapshot leaves out that would be too large."""
+    search, confirm = map(tables.ROLE.get_number, ("search", "confirm"))
     with closing(sqlite3.connect(path)) as connection, connection:
-        confirmed = "SELECT block_id, config_id FROM measurement WHERE role = 'confirm'"
-        connection.execute(f"DELETE FROM measurement WHERE role = 'search' AND (block_id, config_id) IN ({confirmed})")
+        confirmed = f"SELECT block_id, config_id FROM measurement WHERE role = {confirm}"
+        connection.execute(f"DELETE FROM measurement WHERE role = {search} AND (block_id, config_id) IN ({confirmed})")
 
 
 def test_a_search_knows_confirmed_configs_without_search_rows(tmp_path):
