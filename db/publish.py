@@ -200,6 +200,7 @@ def write_newest(fresh: Path, target: Path, copy: Copy, sku: str, max_bytes: int
             return kept, left_out
         fresh.write_bytes(b"")
         leave_out(energies, size - max_bytes, bytes_of_row)
+        left_out.visits, left_out.searches = 0, {}  # all of them are tried again
 
 
 def write_fewer_searches(

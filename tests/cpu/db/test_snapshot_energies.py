@@ -51,6 +51,12 @@ def find_energies(path) -> set[tuple[str, int]]:
     }
 
 
+def holds_searches(path) -> bool:
+    """Return whether a block has the search row of a config that it confirmed."""
+    rows = load_tables(path)["measurement"]
+    return any((block, config, "search") in rows for block, config, role in rows if role == "confirm")
+
+
 def test_energies_that_older_kernels_alone_have_go_last(recorded, tmp_path, capsys):
     """The same energies of newer kernels take their place; else older kernels and search rows go before them."""
     target = tmp_path / "small.db"
@@ -70,3 +76,19 @@ def test_energies_that_older_kernels_alone_have_go_last(recorded, tmp_path, caps
     target.unlink()
     with pytest.raises(errors.IntegrityError, match=f"at most {limit}"):
         snapshot(recorded, target, sku=SKU, max_bytes=limit)
+
+
+def test_search_rows_that_fit_without_energies_are_not_said_to_be_missing(tmp_path):
+    path, target = tmp_path / "all.db", tmp_path / "published.db"
+    with Store.open(path) as store:
+        context = add_context(store)
+        for m in range(101, 106):
+            add_block(store, context, make_problem(m), num_configs=120, kernel_hash=OLDER, **ENERGY)
+        time.sleep(0.002)
+        for m in range(1, 9):
+            add_block(store, context, make_problem(m), num_configs=20, kernel_hash=NEWEST)
+    whole = snapshot(path, target, sku=SKU)
+    target.unlink()
+    result = snapshot(path, target, sku=SKU, max_bytes=whole["bytes"] - 16384)
+    assert [each["kernel_hash"] for each in result["left_out"]] == [OLDER] and not find_energies(target)
+    assert holds_searches(target) and not result["searches_left_out"]
