@@ -1,4 +1,6 @@
-"""Which blocks of a database a snapshot keeps: of one SKU, the newest kernels of each op kind, and older energies."""
+"""Which blocks of a database a snapshot keeps: of one SKU, the newest kernels of each op kind, those of older ones that
+training joins to them, and older energies.
+"""
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
@@ -6,6 +8,7 @@ from itertools import chain
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
+from deep_gemm.older_kernels import list_serving
 from tuner import errors
 from tuner.db.documents import MEASURED
 from tuner.db.naturals import Tables
@@ -68,18 +71,37 @@ def find_sku(found: Tables, name: str) -> str:
 def find_newest(
     found: Tables, rows_of: Mapping[str, int], powered: Set[tuple], sku: str
 ) -> tuple[list[Kernels], list[Kernels], list[Kernels]]:
-    """Return the newest kernels of each op kind on `sku`, the energies that older ones alone have, and what else the
-    ones before the newest have; of the last two those with fewest rows first.
+    """Return the newest kernels of each op kind on `sku` with what training joins to them, the energies that older ones
+    alone have, and what else the ones before the newest have; of the last two those with fewest rows first.
 
     `rows_of` are the measured rows of blocks by uid, `powered` the blocks that hold energies.
     """
     ranked = rank_kernels(found, rows_of, sku)
-    alone = find_energies(found, ranked, powered)
+    joined = [each for of_op in ranked for each in find_joined(found, of_op)]
+    needed = {key for each in joined for key in each.rows_of}
+    alone = find_energies(found, ranked, powered) - needed
     energies = [each.select(alone, energies=True) for of_op in ranked for each in of_op[1:]]
     older = [
-        each.select(each.rows_of.keys() - alone, energies=False) for of_op in ranked for each in of_op[1:KEPT_HASHES]
+        each.select(each.rows_of.keys() - alone - needed, energies=False)
+        for of_op in ranked
+        for each in of_op[1:KEPT_HASHES]
     ]
-    return [of_op[0] for of_op in ranked], sort_kernels(energies), sort_kernels(older)
+    return [*(of_op[0] for of_op in ranked), *joined], sort_kernels(energies), sort_kernels(older)
+
+
+def find_joined(found: Tables, ranked: list[Kernels]) -> list[Kernels]:
+    """Return, of the kernels of one op kind, older ones whose measurements choose for the newest ones, too
+    (deep_gemm.older_kernels), each with the blocks of problems that no newer one of them was swept on.
+    """
+    op, newest = ranked[0].op, ranked[0].kernel_hash
+    of_hash = {each.kernel_hash: each for each in ranked}
+    known, joined = set[str](), list[Kernels]()
+    for each in (of_hash[one] for one in list_serving(op, newest) if one in of_hash):
+        problem_of = {key: found["block"][key]["problem_id"] for key in each.rows_of}
+        own = {problem for key, problem in problem_of.items() if is_own(found["block"][key]["regime"])} - known
+        joined.append(each.select({key for key, problem in problem_of.items() if problem in own}, energies=False))
+        known |= own
+    return [each for each in joined[1:] if each.rows_of]
 
 
 def rank_kernels(found: Tables, rows_of: Mapping[str, int], sku: str) -> list[list[Kernels]]:

@@ -8,6 +8,7 @@ from deep_gemm import older_kernels
 from tests.fakes import synthetic
 from tuner import cli, errors
 from tuner.db import Store
+from tuner.db.publish import snapshot
 from tuner.learn import audit, dataset, record, train
 from tuner.learn.dataset import load_dataset
 from tuner.learn.typed import make_typed
@@ -72,3 +73,22 @@ def test_what_was_trained_with_older_rows_is_read_with_them(tmp_path, monkeypatc
     monkeypatch.setattr(older_kernels, "SERVED", {})
     with pytest.raises(errors.IntegrityError, match="changed since training"):
         train.load_with_data(folder / op, "")
+
+
+@pytest.mark.parametrize("serving", [(NEW, OLD), (NEW,)])
+def test_a_snapshot_keeps_what_training_joins(tmp_path, monkeypatch, serving):
+    """However little room there is; rows of older kernels that the newest ran as well, or that do not serve, go."""
+    path, target = tmp_path / "tuning.db", tmp_path / "published.db"
+    both = write_both(path)
+    monkeypatch.setattr(older_kernels, "SERVED", {"fp8_gemm": serving})
+    with Store.open(path, mode="ro") as store:
+        data = load_dataset(store, synthetic.SKU)
+    whole = snapshot(path, target, sku=synthetic.SKU)
+    target.unlink()
+    small = snapshot(path, target, sku=synthetic.SKU, max_bytes=whole["bytes"] - 1)
+    with Store.open(target, mode="immutable") as store:
+        kept = load_dataset(store, synthetic.SKU)
+        of_old = {row.block.problem for row in store.load_measurements(kernel_hash=OLD)}
+    assert kept.problems == data.problems and (kept.state == data.state).all() and kept.older == data.older
+    assert of_old == (set(data.problems) - both if len(serving) > 1 else set())
+    assert [each["kernel_hash"] for each in small["left_out"]] == [OLD]
