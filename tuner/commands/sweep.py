@@ -24,8 +24,8 @@ MAX_EXAMPLES = 8
 #: Without a terminal, progress is one line at most this often.
 LINE_INTERVAL_S = 15.0
 PRESET_HELP = (
-    "Problems to measure: default, bf16, wgrad, row_major, drawn, drawn_edges, dense (all six), drawn_log, grouped,"
-    " drawn_grouped, drawn_contiguous, batched, attention, wide (for --space wide), portfolio, portfolio_bf16,"
+    "Problems to measure: default, bf16, wgrad, row_major, drawn, drawn_edges, dense (all six), training, drawn_log,"
+    " grouped, drawn_grouped, drawn_contiguous, batched, attention, wide (for --space wide), portfolio, portfolio_bf16,"
     " portfolio_random, portfolio_variants, portfolio_dense (these four), portfolio_grouped or demo. Default: default."
 )
 SPACE_HELP = (

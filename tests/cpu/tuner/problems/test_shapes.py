@@ -70,6 +70,18 @@ def test_dense_preset_holds_every_kind_of_dense_problem():
     assert all(problem.scale_layout == "any" for problem in parts["row_major"])
 
 
+def test_training_preset_holds_weight_gradients_onto_fp32():
+    """As training runs them: FP8 with both operands by rows, BF16 with both as the forward pass left them."""
+    problems = shapes.load_preset("training")
+    fields = Counter((p.op, p.recipe, p.a_major, p.b_major, p.d_dtype, p.c_mode) for p in problems)
+    fp8 = ("fp8_gemm", "1d1d", "k", "k", "fp32", "accumulate")
+    bf16 = ("bf16_gemm", "1d2d", "mn", "mn", "fp32", "accumulate")
+    assert fields == {fp8: 39, bf16: 10}
+    scored = {(row["n"], row["k"]) for row in json.loads((DATA / "random_fp8.json").read_text())["rows"]}
+    assert not {(problem.n, problem.k) for problem in problems} & scored
+    assert len(set(shapes.model_names(problems))) >= 5 and {p.k for p in problems} >= {1024, 4096, 32768}
+
+
 def test_bf16_portfolio_preset_has_a_few_hundred_problems():
     problems = shapes.load_preset("portfolio_bf16")
     assert all(problem.op == "bf16_gemm" for problem in problems) and 300 <= len(problems) <= 500
