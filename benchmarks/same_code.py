@@ -6,15 +6,16 @@ Any change of a header gives every kernel that includes it another hash, also on
 compiles canonical kernels of each op kind whose hash changed with the headers of an older set, named as `python -m
 tuner ab` names it, and with the tree's, and compares the machine code (.text) byte by byte. Kernels that take the same
 branches, as far as `name_family` knows them, are a family; of each family one in `--every` is drawn, at least one. The
-layouts of A and B are counted apart, since a change may concern one of them alone.
+layouts of A and B and what is done with C are counted apart, since a change may concern one of them alone.
 
 Result: {"compiler", "changes": [{"op", "before", "now": kernel hashes, "of": canonical kernels, "families", "kernels":
-{layouts as "a_major b_major", all that the op kind has: compared}, "differ": {layouts: kernels with other code},
-"neither": that compile with neither headers (one is there for its text and need not be legal), "gone": how many of
-those before the tree's generator writes differently}]}. It is written after each op kind; a new comparison of the same
-two hashes takes the place of the older one, others stay. The release check (stale.py) takes a record as current where
-kernels of each layout in it were compared, and all have the same code. Code alone says it, because no kernel reads
-tables of its own (tests/cpu/jit/test_sass_tables.py).
+{layouts as "a_major b_major", with C as "a_major b_major c_mode", all that the op kind has: compared; older changes
+count kernels with C under the layouts alone}, "differ": {layouts: kernels with other code},
+"neither": that compile with neither headers (one is there for its text and need not be legal), "gone": {layouts: how
+many of those before the tree's generator writes differently}}]}. It is written after each op kind; a new comparison of
+the same two hashes takes the place of the older one, others stay. The release check (stale.py) takes a record as
+current where kernels of each layout in it were compared, and all have the same code. Code alone says it, because no
+kernel reads tables of its own (tests/cpu/jit/test_sass_tables.py).
 
 Exit codes: 0 all compared, 1 there is nothing to compare, flags or arguments of kernels changed, or kernels did not
 compile, 2 wrong arguments.
@@ -59,13 +60,23 @@ import json, sys
 from deep_gemm import _C
 from deep_gemm.jit import generator, nvcc, nvrtc
 rules = {"abi": _C.LAUNCH_ABI, "flags": [*nvcc.FLAGS, *(flag for _, flag in nvrtc.FLAGS)]}
-json.dump({"rules": rules, "sources": {op: generator.canonical_sources(op) for op in json.load(sys.stdin)}}, sys.stdout)
+sources = {}
+for op in json.load(sys.stdin):
+    problems = [problem for problem, _ in generator.canonical_cases(op)]
+    fields = [[problem.a_major, problem.b_major, problem.c_mode] for problem in problems]
+    sources[op] = list(zip(generator.canonical_sources(op), fields))
+json.dump({"rules": rules, "sources": sources}, sys.stdout)
 """
 
 
 def name_layouts(problem) -> str:
-    """Return the layouts of a problem's operands as the result names them."""
-    return f"{problem.a_major} {problem.b_major}"
+    """Return the layouts of a problem's operands, and its mode of C, as the result names them."""
+    return join_layouts(problem.a_major, problem.b_major, problem.c_mode)
+
+
+def join_layouts(a_major: str, b_major: str, c_mode: str) -> str:
+    """Return the name of these fields."""
+    return " ".join([a_major, b_major, *([] if c_mode == "none" else [c_mode])])
 
 
 def name_family(problem, config) -> tuple:
@@ -89,7 +100,9 @@ def draw(cases: list, every: int) -> list[int]:
 
 
 def ask(folder: Path, ops: Iterable[str]) -> dict:
-    """Return the canonical sources of op kinds by the package in a folder, and what else all its kernels hang on."""
+    """Return {"sources": {op kind: (source, fields that name its layouts) of each canonical kernel}, "rules": what else
+    all kernels hang on} by the package in a folder.
+    """
     done = subprocess.run(
         [sys.executable, "-P", "-c", _ASK],
         input=json.dumps(list(ops)),
@@ -115,9 +128,9 @@ def is_same(source: str, old: Path) -> bool | str:
     return now if isinstance(before, str) and isinstance(now, str) else before == now
 
 
-def compare(op: str, sources: list[str], old: Path, every: int) -> dict:
-    """Return what the result says of the kernels of an op kind, whose headers were those in `old`, and which the older
-    generator wrote as `sources`. Raises: TunerError where more than one kernel compiles with neither headers.
+def compare(op: str, sources: list[tuple[str, list[str]]], old: Path, every: int) -> dict:
+    """Return what the result says of the kernels of an op kind, whose headers were those in `old`, and of which the
+    older generator tells `sources` (ask). Raises: TunerError where more than one kernel compiles with neither headers.
     """
     cases, own = generator.canonical_cases(op), generator.canonical_sources(op)
     some = draw(cases, every)
@@ -127,14 +140,15 @@ def compare(op: str, sources: list[str], old: Path, every: int) -> dict:
     if len(reasons) > 1:
         raise errors.TunerError(f"{op}: {len(reasons)} of {len(some)} kernels do not compile: {reasons[0]}")
     known = [(layout, same) for layout, same in zip(layouts, found, strict=True) if not isinstance(same, str)]
-    none = dict.fromkeys((name_layouts(problem) for problem, _ in cases), 0)
+    none, written = dict.fromkeys((name_layouts(problem) for problem, _ in cases), 0), set(own)
+    gone = {source: join_layouts(*fields) for source, fields in sources if source not in written}
     return {
         "of": len(cases),
         "families": len({name_family(*case) for case in cases}),
         "kernels": dict(sorted((none | Counter(layout for layout, _ in known)).items())),
         "differ": dict(sorted(Counter(layout for layout, same in known if not same).items())),
         "neither": len(reasons),
-        "gone": len(set(sources) - set(own)),
+        "gone": dict(sorted(Counter(gone.values()).items())),
     }
 
 
@@ -163,9 +177,15 @@ def holds(op: str, recorded: str, current: str | None, layouts: frozenset[str] |
 def leaves(change: dict, layouts: frozenset[str] | None) -> bool:
     """Return whether kernels of each layout were compared, and a change left all of them as they were."""
     kernels = change["kernels"]
-    some = set(kernels) if layouts is None else layouts
+    some = set(kernels) if layouts is None else as_counted(change, layouts)
     were_compared = bool(kernels) and all(kernels.get(layout) for layout in some)
-    return not change["gone"] and were_compared and not some & set(change["differ"])
+    return were_compared and not some & {*change["differ"], *change["gone"]}
+
+
+def as_counted(change: dict, layouts: Iterable[str]) -> set[str]:
+    """Return layouts as a change counts them: with the mode of C, or, in older ones, without."""
+    knows_c = any(len(name.split()) > 2 for name in change["kernels"])
+    return {name if knows_c else " ".join(name.split()[:2]) for name in layouts}
 
 
 def find_layouts(path: Path, op: str) -> frozenset[str] | None:
@@ -190,8 +210,8 @@ def read_snapshot_layouts(model: str, op: str) -> frozenset[str] | None:
     """Return the layouts in the snapshot of a GPU model, as a folder of results is named; None where there are none."""
     for path in (ROOT / "db" / "snapshots").glob(f"*-{model}*.db"):
         with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as connection:
-            rows = connection.execute("SELECT DISTINCT a_major, b_major FROM problem WHERE op = ?", (op,))
-            return frozenset(f"{a_major} {b_major}" for a_major, b_major in rows) or None
+            rows = connection.execute("SELECT DISTINCT a_major, b_major, c_mode FROM problem WHERE op = ?", (op,))
+            return frozenset(join_layouts(*row) for row in rows) or None
     return None
 
 

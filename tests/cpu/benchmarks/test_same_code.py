@@ -20,7 +20,7 @@ MIXED = frozenset({"k k", "k mn"})
 
 def change(before: str, now: str, op: str = "bf16_gemm", **fields) -> dict:
     kernels = {"k k": 4, "k mn": 4, "mn mn": 2}
-    return {"op": op, "before": before, "now": now, "kernels": kernels, "differ": {}, "gone": 0} | fields
+    return {"op": op, "before": before, "now": now, "kernels": kernels, "differ": {}, "gone": {}} | fields
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def changes(monkeypatch):
     found = [
         change("a", "b"),
         change("b", "c", differ={"k mn": 2, "mn mn": 1}),
-        change("x", "c", op="fp8_gemm", gone=1),
+        change("x", "c", op="fp8_gemm", gone={"k k": 1}),
     ]
     monkeypatch.setattr(same_code, "read_changes", lambda: found)
     return found
@@ -46,7 +46,9 @@ def test_nothing_holds_without_a_comparison(changes):
     assert not same_code.holds("bf16_gemm", "z", "c", K_MAJOR)
     assert not same_code.holds("batched_bf16_gemm", "b", "c", K_MAJOR)
     assert not same_code.holds("bf16_gemm", "c", "b", K_MAJOR)  # never back
-    assert not same_code.holds("fp8_gemm", "x", "c", K_MAJOR)  # a kernel that the generator writes differently
+    # A kernel that the generator writes differently speaks for its layouts.
+    assert not same_code.holds("fp8_gemm", "x", "c", K_MAJOR) and not same_code.holds("fp8_gemm", "x", "c", None)
+    assert same_code.holds("fp8_gemm", "x", "c", frozenset({"k mn"}))
 
 
 def test_layouts_that_were_not_compared_do_not_hold(changes):
@@ -55,6 +57,16 @@ def test_layouts_that_were_not_compared_do_not_hold(changes):
     for kernels in ({}, {"k k": 4, "k mn": 0}):
         changes[0]["kernels"] = kernels
         assert not same_code.holds("bf16_gemm", "a", "b", MIXED) and not same_code.holds("bf16_gemm", "a", "b", None)
+
+
+def test_products_onto_c_are_known_apart_from_others(changes):
+    """Changes that counted them with the others say the same of both."""
+    with_c = frozenset({"k k", "k k accumulate"})
+    assert same_code.holds("bf16_gemm", "a", "b", with_c) and same_code.holds("bf16_gemm", "b", "c", with_c)
+    changes[1] = change("b", "c", kernels={"k k": 4, "k k accumulate": 3}, differ={"k k accumulate": 1})
+    assert same_code.holds("bf16_gemm", "a", "c", K_MAJOR) and not same_code.holds("bf16_gemm", "a", "c", with_c)
+    problems = [_C.Problem("bf16_gemm", 8, 64, 64, d_dtype="fp32", c_mode=mode) for mode in ("none", "accumulate")]
+    assert set(map(same_code.name_layouts, problems)) == with_c
 
 
 def test_a_later_comparison_takes_the_place_of_an_earlier_one(changes):
@@ -83,7 +95,8 @@ def older(tmp_path, monkeypatch):
     monkeypatch.setattr(
         same_code, "ask_hashes", lambda old, ops: {op: told["hashes"].get(op, hashing.kernel_hash(op)) for op in ops}
     )
-    sources = {op: generator.canonical_sources(op) for op in ("summed_bf16_gemm", "bf16_gemm")}
+    sources = {op: [(text, ["k", "k", "none"]) for text in generator.canonical_sources(op)] for op in ("bf16_gemm",)}
+    sources["summed_bf16_gemm"] = [("a source of before", ["mn", "mn", "accumulate"])]
     monkeypatch.setattr(
         same_code,
         "ask",
@@ -104,7 +117,8 @@ def test_a_comparison_is_written_and_nothing_to_compare_fails(older, tmp_path, c
     assert same_code.main(words) == 0
     (found,) = json.loads(out.read_text())["changes"]
     assert sum(found["kernels"].values()) == found["families"] > 1
-    assert (found["differ"], found["neither"], found["gone"], found["before"]) == ({}, 0, 0, "0" * 64)
+    assert (found["differ"], found["neither"], found["before"]) == ({}, 0, "0" * 64)
+    assert found["gone"] == {"mn mn accumulate": 1}
     name = next(iter(hashing.get_included_headers(generator.canonical_sources("summed_bf16_gemm")[0])))
     (include / name).write_text("#error as it was\n")
     with (
@@ -132,7 +146,10 @@ def test_records_say_which_layouts_they_are_of():
     folder = RECORDS / "h200"
     assert same_code.find_layouts(folder / "dense_fp8.json", "fp8_gemm") == K_MAJOR
     assert same_code.find_layouts(folder / "dense_bf16.json", "bf16_gemm") == {"k k", "k mn", "mn k", "mn mn"}
-    assert same_code.find_layouts(folder / "evaluation.json", "k_grouped_bf16_gemm_contiguous") == {"mn mn"}
+    assert same_code.find_layouts(folder / "evaluation.json", "k_grouped_bf16_gemm_contiguous") == {
+        "mn mn",
+        "mn mn accumulate",
+    }
     assert same_code.find_layouts(folder / "host_time.json", "bf16_gemm") == frozenset()
     assert same_code.find_layouts(folder / "callers.json", "bf16_gemm") is None
 
@@ -166,7 +183,8 @@ def test_the_comparison_covers_what_a_record_needs():
     current = [one for one in document["changes"] if one["now"] == hashing.kernel_hash(one["op"])]
     assert current and {one["op"] for one in current} <= set(OP_KINDS)
     for one in current:
-        layouts = {same_code.name_layouts(problem) for problem, _ in generator.canonical_cases(one["op"])}
+        names = {same_code.name_layouts(problem) for problem, _ in generator.canonical_cases(one["op"])}
+        layouts = same_code.as_counted(one, names)
         assert set(one["kernels"]) == layouts and all(one["kernels"].values())
         assert sum(one["kernels"].values()) + one["neither"] >= one["families"] and one["neither"] <= 1
-        assert one["gone"] == 0 and set(one["differ"]) <= layouts and len(one["before"]) == len(one["now"]) == 64
+        assert set(one["differ"]) | set(one["gone"]) <= layouts and len(one["before"]) == len(one["now"]) == 64
