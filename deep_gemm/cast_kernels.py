@@ -37,7 +37,7 @@ def plan_rows(
     matrices: Layout | None = None,
 ) -> Plan | None:
     """Plan per_token_cast_to_fp8 and swiglu_per_token_cast_to_fp8 of argument 0; argument 1 is masked_m, if any.
-    `matrices`: other dims of the same numbers.
+    `matrices`: (shape, strides) that x is read as, [..., m, n], by default its own; results have these dims.
     """
     chunk, matrices = 16 // x.element_size(), matrices or _layout_of(x)
     if x.dtype not in _ELEMENTS or gran not in [chunk * lanes for lanes in (2, 4, 8, 16, 32)]:
@@ -72,19 +72,22 @@ def plan_rows(
     return _make_plan(kernel, grid, outputs, (X, DATA, SCALES, *numbers))
 
 
-def plan_whole_rows(x: torch.Tensor, kept: int, use_ue8m0: bool) -> Plan | None:
-    """Plan per_custom_dims_cast_to_fp8 of argument 0, a scale for each index of its first `kept` dims: rows as wide as
-    one scale of plan_rows, or less.
+def plan_whole_rows(x: torch.Tensor, num_kept: int, use_ue8m0: bool) -> Plan | None:
+    """Plan per_custom_dims_cast_to_fp8 of argument 0, a scale for each index of its first `num_kept` dims: rows as wide
+    as one scale of plan_rows, or less, whose results get the dims of x.
     """
     shape, strides = _layout_of(x)
-    n, chunk = math.prod(shape[kept:]), 16 // x.element_size()
-    gran = next((gran for gran in (chunk * lanes for lanes in (4, 8, 16, 32)) if gran >= n), 0)
-    if not _is_contiguous(shape[kept:], strides[kept:]):
+    if not _is_contiguous(shape[num_kept:], strides[num_kept:]):
         return None
-    dims = [dim for dim in range(kept) if shape[dim] != 1]
-    sizes = tuple(shape[dim] for dim in dims)
-    rows = (*(sizes or (1,)), n), (*([strides[dim] for dim in dims] or (n,)), 1)
-    plan = plan_rows(x, gran, use_ue8m0, matrices=rows)
+    n, chunk = math.prod(shape[num_kept:]), 16 // x.element_size()
+    # Not two lanes: they are one slice, which plan_rows declines.
+    widths = [chunk * lanes for lanes in (4, 8, 16, 32) if chunk * lanes >= n]
+    if not widths:
+        return None
+    dims = [dim for dim in range(num_kept) if shape[dim] != 1]
+    sizes, steps = tuple(shape[dim] for dim in dims), tuple(strides[dim] for dim in dims)
+    rows = ((*sizes, n), (*steps, 1)) if dims else ((1, n), (n, 1))
+    plan = plan_rows(x, widths[0], use_ue8m0, matrices=rows)
     outputs = (shape, _FP8), (sizes, _FLOAT)
     return plan and plan._replace(memory=tuple(Memory(*_contiguous(size), dtype) for size, dtype in outputs))
 

@@ -107,7 +107,10 @@ def _check_lengths(context_lens: torch.Tensor, block_kv: int, num_sms: int, indi
     if not isinstance(block_kv, (int, torch.SymInt)) or block_kv not in PAGE_SIZES:
         raise ArgumentError(f"block_kv = {shorten(block_kv)}: must be 32 or 64, the keys in a page; pass one of them.")
     if not isinstance(num_sms, int) or isinstance(num_sms, bool) or not 1 <= num_sms <= _MAX_SLOTS:
-        raise ArgumentError(f"num_sms = {shorten(num_sms)}: must be an int >= 1; pass deep_gemm.get_num_sms().")
+        raise ArgumentError(
+            f"num_sms = {shorten(num_sms)}: must be an int >= 1; pass deep_gemm.get_num_sms() of a machine with the GPU"
+            " (it is 0 where there is none), else any number, e.g. 132."
+        )
 
 
 def _check_integers(name: str, tensor: torch.Tensor) -> None:
@@ -234,11 +237,27 @@ def fp8_paged_mqa_logits(
     for sequence in range(sequences):
         rows = range(sequence * next_n, (sequence + 1) * next_n)
         most = max(ends[row] for row in rows)
-        pages = block_table[sequence, : -(-most // kv_cache.shape[1])].long()
+        pages = _take_pages(block_table, sequence, -(-most // kv_cache.shape[1]), len(keys))
         mine = keys.view(torch.uint8)[pages].view(keys.dtype).flatten(0, 1)
         logits = compute_logits(q[sequence], mine, scales[pages].flatten(), weights[rows.start : rows.stop], d.dtype)
         for row in rows:
             d[row, : ends[row]] = logits[row - rows.start, : ends[row]]
+
+
+def _take_pages(block_table: torch.Tensor, sequence: int, count: int, num_pages: int) -> torch.Tensor:
+    """Return int64 [count]: the first pages of a sequence. Kernels do not check them.
+
+    Raises: ArgumentError for a page that the cache does not have.
+    """
+    pages = block_table[sequence, :count].long()
+    wrong = ((pages < 0) | (pages >= num_pages)).nonzero().flatten().tolist()
+    if wrong:
+        place = wrong[0]
+        raise ArgumentError(
+            f"block_table[{sequence}, {place}] = {int(pages[place])}: must be a page of kv_cache, 0 to {num_pages - 1},"
+            " where the length of the sequence reaches; correct the table or context_lens."
+        )
+    return pages
 
 
 def _store_compressed(logits: torch.Tensor, d: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor) -> None:

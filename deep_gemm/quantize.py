@@ -146,18 +146,24 @@ def per_custom_dims_cast_to_fp8(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise x with one scale per index of `dims`, shared along all other dims.
 
-    A kernel does it where `dims` are the first ones of x, and the others hold at most 256 numbers (128 of FP32) that
-    lie in memory as rows: keys of attention with a scale each.
+    Args:
+        x: any floating dtype, any strides. On SM90 a kernel does it for BF16, FP16 and FP32 where x has at most four
+            dims, `dims` are the first ones (dims of size 1 aside), the first two of three evenly spaced, and the
+            numbers that share a scale lie beside each other and are at most 256 (FP32: 128): keys of attention.
+        dims: a list or tuple of ints.
+        use_ue8m0: round scales up to powers of two.
 
-    Returns: float8_e4m3fn of x's shape and float32 scales of the sizes of `dims`, size-1 dims dropped.
-    Raises: ShapeError for a dim that x does not have, DtypeError unless x is floating point.
+    Returns: float8_e4m3fn of x's shape and float32 scales of the sizes of `dims`, size-1 dims dropped; contiguous.
+    Raises: ShapeError for a dim that x does not have, or x without numbers; DtypeError unless x is floating point;
+        ArgumentError for other dims or flags.
     """
+    # A planned call knows tuples only.
     cast = _dims_cast(x, tuple(dims) if isinstance(dims, list) else dims, use_ue8m0)
     if cast is not NotImplemented:
         return cast
     kept = _check_dims(x, dims, use_ue8m0)
     data, scales = _cast(x, tuple(dim for dim in range(x.dim()) if dim not in kept), use_ue8m0)
-    return data, scales.squeeze()
+    return data.contiguous(), scales.squeeze().contiguous()
 
 
 def _per_token(x: torch.Tensor, use_ue8m0: bool, gran_k: int, is_mn_major: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -323,11 +329,11 @@ def _plan_channel_cast(x: torch.Tensor, use_ue8m0: bool, gran_k: int) -> planned
 
 
 def _plan_dims_cast(x: torch.Tensor, dims: tuple[int, ...], use_ue8m0: bool) -> planned.Plan | None:
-    kept = _check_dims(x, dims, use_ue8m0)
-    are_kept = [dim in kept for dim in range(x.dim()) if x.shape[dim] != 1]  # a dim of one number is either
-    is_first = are_kept == sorted(are_kept, reverse=True)
-    last = max((dim + 1 for dim in kept if x.shape[dim] != 1), default=0)
-    return cast_kernels.plan_whole_rows(x, last, bool(use_ue8m0)) if is_first else None
+    kept = {dim for dim in _check_dims(x, dims, use_ue8m0) if x.shape[dim] != 1}  # of size 1: scales drop it
+    num_kept = max(kept, default=-1) + 1
+    if any(x.shape[dim] != 1 for dim in set(range(num_kept)) - kept):
+        return None
+    return cast_kernels.plan_whole_rows(x, num_kept, bool(use_ue8m0))
 
 
 _token_cast = planned.make_call("per_token_cast_to_fp8", _plan_token_cast)

@@ -119,16 +119,18 @@ void read_plain(const TorchAccess& torch, const char* name, PyObject* object, Te
 }
 
 bool may_be_negated(const TensorView& view) {
-    if (view.address % 8 != 4) return false;
+    const uint64_t part = view.dtype == Dtype::kFloat32 ? 4 : view.dtype == Dtype::kFloat16 ? 2 : 0;
+    if (part == 0 || view.address % (2 * part) != part) return false;
     for (int i = 0; i < std::min(view.rank, kMaxRank); ++i)
         if (view.shape[i] > 1 && view.strides[i] % 2 != 0) return false;
     return true;
 }
 
-// `x.conj().imag` is a view whose memory holds the negated values. It lies in complex numbers of 8 bytes, in the second
-// half of each: its address is no multiple of 8 and its strides are even, so that ordinary operands skip the question.
+// `x.conj().imag` is a view whose memory holds the negated values. It lies in complex numbers of FP32 or FP16, in the
+// second half of each: its address is no multiple of their size and its strides are even, so that ordinary operands
+// skip the question.
 void check_not_negated(const TorchAccess& torch, const char* name, PyObject* object, const TensorView& view) {
-    if (view.dtype != Dtype::kFloat32 || view.device_kind == DeviceKind::kMeta || !may_be_negated(view)) return;
+    if (view.device_kind == DeviceKind::kMeta || !may_be_negated(view)) return;
     const Reference negated = Reference::take(PyObject_CallMethodNoArgs(object, torch.is_neg));
     if (is_true(negated.get())) fail(name, ": a lazily negated view; pass " + std::string(name) + ".resolve_neg().");
 }

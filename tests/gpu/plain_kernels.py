@@ -50,7 +50,7 @@ Case = tuple[str, Callable[[], list[torch.Tensor]]]
 def using_formula() -> Iterator[None]:
     """Let the public functions run the torch formula."""
     with contextlib.ExitStack() as stack:
-        for name in ("_token_cast", "_block_cast", "_channel_cast", "_dims_cast"):
+        for name in [name for name, value in vars(quantize).items() if value in planned.CALLS]:
             stack.enter_context(mock.patch.object(quantize, name, planned.decline))
         for name in ("_lay_out", "_pack_up"):
             stack.enter_context(mock.patch.object(layouts, name, planned.decline))

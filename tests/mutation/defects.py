@@ -326,11 +326,14 @@ DEFECTS: Defects = {
         ("x.dim() != 3 or masked_m.shape != x.shape[:1]", "x.dim() != 3"),
     ],
     ("deep_gemm/quantize.py", "tests/cpu/ops/test_cast_dims.py"): [
-        ("    is_first = are_kept == sorted(are_kept, reverse=True)\n", "    is_first = True\n"),
-        ("if x.shape[dim] != 1]  # a dim of one number is either\n", "]\n"),
+        ("    if any(x.shape[dim] != 1 for dim in set(range(num_kept)) - kept):\n", "    if False:\n"),
+        (
+            "for dim in _check_dims(x, dims, use_ue8m0) if x.shape[dim] != 1}",
+            "for dim in _check_dims(x, dims, use_ue8m0)}",
+        ),
     ],
     ("deep_gemm/cast_kernels.py", "tests/cpu/ops/test_cast_dims.py"): [
-        ("    if not _is_contiguous(shape[kept:], strides[kept:]):\n", "    if False:\n"),
+        ("    if not _is_contiguous(shape[num_kept:], strides[num_kept:]):\n", "    if False:\n"),
         ("all(size == 1 or stride == want for", "all(stride == want for"),
         ("tuple(reversed(strides[: len(shape)]))", "tuple(reversed(strides))"),
     ],

@@ -104,6 +104,18 @@ def test_columns_cut_longer_sequences():
     assert not (run_paged(operands, 50) == INF).any()  # not cleaned by default
 
 
+@pytest.mark.parametrize("page", [-1, 99])
+def test_pages_that_the_cache_has_not_are_refused_on_the_cpu(page):
+    """Those behind the length of a sequence are not looked at."""
+    operands = make_paged([100, 20])
+    pages, expected = operands["block_table"], expect_paged(operands, 50)
+    pages[1, 1] = page
+    assert expected.find_fault(run_paged(operands, 50, clean_logits=True), is_clean=True) is None
+    pages[1, 0] = page
+    with pytest.raises(ArgumentError, match=rf"block_table\[1, 0\] = {page}: must be a page of kv_cache, 0 to \d+,"):
+        run_paged(operands, 50)
+
+
 def test_indices_change_nothing():
     operands = make_paged([30, 31, 40])
     indices = torch.tensor([0, 0, 1], dtype=torch.int32)
@@ -248,7 +260,7 @@ def test_paged_checks(changes, error, message):
         ({"context_lens": SCHEDULE[None]}, ShapeError, "context_lens.ndim = 3"),
         ({"context_lens": SCHEDULE.t()}, LayoutError, r"context_lens.stride\(1\) = 2"),
         ({"block_kv": 16}, ArgumentError, "block_kv = 16: must be 32 or 64"),
-        ({"num_sms": 0}, ArgumentError, "num_sms = 0: must be an int >= 1"),
+        ({"num_sms": 0}, ArgumentError, "num_sms = 0: must be an int >= 1; .*else any number, e.g. 132"),
         ({"num_sms": True}, ArgumentError, "num_sms = True"),
         ({"indices": SCHEDULE}, ShapeError, "indices.shape"),
         ({"indices": PAGED["context_lens"].to("meta")}, DeviceError, "indices is on meta"),

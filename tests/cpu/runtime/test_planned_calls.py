@@ -114,6 +114,8 @@ def decline_arguments() -> list[bool]:
     sparse = torch.ones(4).to_sparse()
     calls = [(torch.ones(4),), (x, torch.ones(4)), (x, 1.0), (x, [1]), (x, 1 << 70), (x, (1, 2, 3, 4)), (1, 2), ()]
     calls += [(double,), (sparse,), (torch.ones(4, device="meta"),), (x, with_grad), (make_tensor(A, (1,) * 5, FP32),)]
+    imaginary = [make_tensor(A + 4, (4,), FP32, (2,)), make_tensor(A + 2, (4,), torch.float16, (2,))]
+    calls += [(torch._neg_view(part),) for part in imaginary]  # as x.conj().imag is: memory holds other signs
     return [call(*arguments) is NotImplemented for arguments in calls]
 
 
