@@ -30,8 +30,16 @@ PAGES = ((1, 64, 64, 128), (1, 32, 32, 64), (2, 64, 32, 128), (3, 32, 8, 32), (4
 #: (tokens, keys, ranges) around the sides of tiles: 16 tokens, 64 keys.
 SHAPES = ((1, 1, "any"), (5, 63, "causal"), (17, 65, "any"), (33, 500, "empty"), (130, 1000, "parallel"),
           (257, 300, "causal"))  # fmt: skip
-#: Lengths around pages and tiles, empty ones among them, and one that keeps several CTAs busy.
-LENGTHS = ([0], [1, 31, 32, 33, 63, 64, 65, 0, 127, 128, 129], [0, 0, 0], [5000, 3, 0, 200])
+#: Lengths around pages and tiles, empty ones among them, one that keeps several CTAs busy, and some that fill the ring
+#: of every CTA more than once.
+LENGTHS = (
+    [0], [1, 31, 32, 33, 63, 64, 65, 0, 127, 128, 129], [0, 0, 0], [5000, 3, 0, 200],
+    [9000, 130, 0, *(64 * number + 31 for number in range(90))],
+)  # fmt: skip
+#: (sequences, positions of each) that make more logits than kernels of three math warpgroups keep in L2 (kMostKept in
+#: mqa_paged_schedule.cuh), in FP32 by two tokens each; the keys in such a kernel's tile.
+LARGE = (520, 8100)
+LARGE_TILE = 192
 
 
 def list_problems(op: str) -> list:
@@ -180,6 +188,7 @@ def check_public_ops() -> tuple[int, list[str]]:
     checks = {
         "strided": check_strided, "ranges outside": check_cut_ranges, "empty": check_empty, "stream": check_stream,
         "graph": check_graph, "repeats": check_repeats, "indices": check_indices, "poison": check_poison,
+        "large": check_large,
     }  # fmt: skip
     failures = []
     for name, check in checks.items():
@@ -288,6 +297,19 @@ def check_indices() -> str | None:
         indices=indices,
     )  # fmt: skip
     return expect_paged(operands, 110).find_fault(logits, is_clean=True)
+
+
+def check_large() -> str | None:
+    """More logits than L2 keeps: their pages are loaded without a hint."""
+    sequences, length = LARGE
+    problem = _C.Problem(
+        "fp8_paged_mqa_logits", 2 * sequences, length, 128, heads=32, next_n=2, block_kv=64, d_dtype="fp32"
+    )
+    config = deep_gemm.get_best_config(problem)
+    if config.block_n != LARGE_TILE:
+        return f"{config} was chosen, whose loads have no hint; give LARGE another shape"
+    operands = make_paged([length] * sequences, 2, 32, 128, device=DEVICE)
+    return expect_paged(operands, length).find_fault(call_paged(operands, length), is_clean=True)
 
 
 def check_poison() -> str | None:
