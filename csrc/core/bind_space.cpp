@@ -96,6 +96,8 @@ void bind_legality(py::module_& m) {
           "Return how many CTAs share an SM, by their shared memory and registers.");
     m.def("is_staged", &is_staged, "problem"_a, "config"_a,
           "Return whether D leaves through a tile in shared memory by TMA, else by the threads' own stores.");
+    m.def("has_two_d_tiles", &has_two_d_tiles, "problem"_a, "config"_a,
+          "Return whether C is loaded one tile ahead, into a second tile of D in shared memory.");
     m.def("get_candidates", &get_candidates, "problem"_a, "device"_a,
           "Return the configs worth trying (at most 176), in a fixed order.");
     m.def("get_default_space", &get_default_space, "problem"_a, "device"_a,

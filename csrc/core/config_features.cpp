@@ -102,7 +102,7 @@ void ConfigFeatures::write_own(const AnalyticChoice& choice, Number* out, size_t
                       config.cluster_m, config.cluster_n, config.split_k, config.swap_ab})
         put(value);
     for (const LoopKnob& knob : kLoopKnobs) put(config.*knob.member);
-    put(double(smem_bytes(problem_, config)));
+    put(double(smem_bytes_of_one_d_tile(problem_, config)));
     put(blocks_per_sm_);
     put(is_pipelined(problem_, config) ? 1.0 : 0.0);
     for (double value : tile_features_) put(value);

@@ -23,52 +23,6 @@ constexpr int kMaxPipelinedScaledColumns = 128, kMaxPipelinedSwappedColumns = 32
 constexpr int kMaxHeldRegisters = 176;  // accumulators and column scales; beyond it promotion reads the scales late
 constexpr int kRegisterUnit = 8;        // a thread's registers are allocated in steps of this
 
-int scale_ring_buffers(const Problem& problem, const Config& config) {
-    if (!has_scale_ring(problem)) return 0;
-    return row_side(config) == 64 ? 4 : 2;
-}
-
-// Most B scales that one K step of a tile needs in its stage.
-int64_t b_scales(const Problem& problem, const Config& config) {
-    if (config.scale_warp != 0) return 0;
-    if (problem.recipe == Recipe::k1d1d) return config.block_n;
-    return config.swap_ab != 0 ? std::max(1, config.block_n / kScaleBlock) : 2;
-}
-
-int64_t stage_scale_bytes(const Problem& problem, const Config& config) {
-    if (!has_scale_vectors(problem) || has_scale_ring(problem)) return 0;
-    return align_up(int64_t(config.block_m) * 4, 128) + align_up(b_scales(problem, config) * 4, 128);
-}
-
-int64_t scale_ring_bytes(const Problem& problem, const Config& config) {
-    const int64_t pitch = int64_t(config.block_m) + (problem.recipe == Recipe::k1d1d ? config.block_n : 2);
-    return align_up(scale_ring_buffers(problem, config) * kRingSteps * 4 * pitch, 128);
-}
-
-// Buffers of block scales of up to two blocks, and their barriers.
-int64_t block_buffer_bytes(const Config& config) {
-    return config.scale_warp != 0 ? int64_t(kBlockBuffers) * 2 * kBlockSteps * 4 : 0;
-}
-int block_barriers(const Config& config) { return config.scale_warp != 0 ? 2 * kBlockBuffers : 0; }
-
-int64_t d_tile_bytes(const Problem& problem, const Config& config) {
-    return align_up(int64_t(config.block_m) * config.block_n * d_element_bytes(problem), kSmemAlignment);
-}
-
-// What the other CTAs of a split send: a CTA adds up its share of the columns, 16 bytes a thread and 8 columns.
-int64_t receive_bytes(const Config& config) {
-    if (config.split_k <= 1) return 0;
-    const int64_t groups = column_side(config) / 8;
-    return config.split_k * ((groups + config.split_k - 1) / config.split_k) * 128 * math_warpgroups(config) * 16;
-}
-
-// One for what a split receives; two for each math warpgroup whose C is loaded into the D tile.
-int epilogue_barriers(const Problem& problem, const Config& config) {
-    if (config.split_k > 1) return 1;
-    const bool loads_c = problem.c_mode == CMode::kAccumulate && is_staged(problem, config) && config.reduce_add == 0;
-    return loads_c ? 2 * math_warpgroups(config) : 0;
-}
-
 // The rules, in the order in which they are reported; each is one clause of legality.
 enum class Rule {
     kNone,
@@ -332,18 +286,6 @@ int estimate_registers(const Problem& problem, const Config& config) {
     const bool has_peers = config.cluster_m * config.cluster_n > 1;
     const int peers = config.loop != 0 && held.scales > 0 && has_peers ? kPeerRegisters : 0;
     return held.accumulators + (held.are_scales_late() ? 0 : held.scales) + overhead + peers;
-}
-
-int64_t smem_bytes(const Problem& problem, const Config& config) {
-    if (is_logits(problem)) return logits_smem_bytes(problem, config);
-    const int64_t num_barriers = 2 * (int64_t(config.num_stages) + scale_ring_buffers(problem, config)) +
-                                 epilogue_barriers(problem, config) + block_barriers(config);
-    const int64_t stage =
-        (int64_t(config.block_m) + config.block_n) * kStageKBytes + stage_scale_bytes(problem, config);
-    const int64_t d_tile = is_staged(problem, config) ? d_tile_bytes(problem, config) : 0;
-    return kSmemAlignment + d_tile + config.num_stages * stage + receive_bytes(config) +
-           align_up(num_barriers * 8, 128) + scale_ring_bytes(problem, config) + block_buffer_bytes(config) +
-           (op_kind(problem.op).is_grouped() ? kTileQueueBytes : 0);
 }
 
 int max_b_scale_blocks(int block_n) {

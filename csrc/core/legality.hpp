@@ -106,6 +106,13 @@ inline constexpr bool has_column_scales(const Problem& problem, const Config& co
 // Whether D leaves through a tile in shared memory by TMA; else threads write it to global memory themselves.
 bool is_staged(const Problem& problem, const Config& config);
 
+// A D tile in shared memory.
+int64_t d_tile_bytes(const Problem& problem, const Config& config);
+
+// Whether C is loaded one tile ahead, into a second D tile: wherever that fits beside the stages into the memory of an
+// SM90. Tiles of one math warpgroup have none; they share an SM by twos and threes.
+bool has_two_d_tiles(const Problem& problem, const Config& config);
+
 // Whether a math warpgroup starts the next K step's WGMMA before it adds up the last one (two partial accumulators).
 bool is_pipelined(const Problem& problem, const Config& config);
 
@@ -115,6 +122,9 @@ int estimate_registers(const Problem& problem, const Config& config);
 // Dynamic shared memory of a CTA: alignment slack, D tile, ring of stages with their scales, partial sums of the
 // other CTAs of a split, barriers, ring of scales.
 int64_t smem_bytes(const Problem& problem, const Config& config);
+
+// The same without the second D tile: the feature of configs, so that trees from before there was one hold.
+int64_t smem_bytes_of_one_d_tile(const Problem& problem, const Config& config);
 
 // Tiles start at multiples of block_n, so inside a scale block at multiples of this: gcd(block_n, 128), its lowest set
 // bit.

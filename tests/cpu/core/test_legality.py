@@ -59,7 +59,15 @@ def is_staged(problem, config) -> bool:
 
 
 def expected_smem(problem, config) -> int:
-    """The table of gemm_layout.cuh: slack, D tile, stages, their scales, parts of a split, barriers, ring of scales."""
+    """The table of gemm_layout.cuh; two D tiles where C is loaded for two math warpgroups and both fit."""
+    loads_c = problem.c_mode == "accumulate" and is_staged(problem, config)
+    both = smem_of_tiles(problem, config, 2)
+    is_ahead = loads_c and math_groups(config) == 2 and both <= 232448
+    return both if is_ahead else smem_of_tiles(problem, config, int(is_staged(problem, config)))
+
+
+def smem_of_tiles(problem, config, tiles: int) -> int:
+    """Slack, D tiles, stages, their scales, parts of a split, barriers, ring of scales."""
     rows, columns = sides(config)
     is_1d1d = problem.recipe == "1d1d"
     stage = (config.block_m + config.block_n) * 128
@@ -70,18 +78,10 @@ def expected_smem(problem, config) -> int:
     ring = align(buffers * 8 * 4 * (config.block_m + (config.block_n if is_1d1d else 2)), 128)
     split = config.split_k
     receive = split * -(-(columns // 8) // split) * 128 * math_groups(config) * 16 if split > 1 else 0
-    loads_c = problem.c_mode == "accumulate" and is_staged(problem, config)
-    barriers = align((2 * config.num_stages + 2 * buffers + (split > 1) + 2 * math_groups(config) * loads_c) * 8, 128)
+    of_c = 2 * tiles * math_groups(config) if problem.c_mode == "accumulate" and is_staged(problem, config) else 0
+    barriers = align((2 * config.num_stages + 2 * buffers + (split > 1) + of_c) * 8, 128)
     queue = TILE_QUEUE_BYTES if problem.op in GROUPED_OPS else 0
-    return (
-        1024
-        + is_staged(problem, config) * d_bytes(problem, config)
-        + config.num_stages * stage
-        + receive
-        + barriers
-        + ring
-        + queue
-    )
+    return 1024 + tiles * d_bytes(problem, config) + config.num_stages * stage + receive + barriers + ring + queue
 
 
 def expected_registers(problem, config) -> int:

@@ -128,6 +128,16 @@ def test_the_heuristic_gives_a_tile_the_knobs_that_paid(size, tile, others, knob
     assert with_knobs(_C.Problem("fp8_gemm", *size), *tile, **others) == knobs
 
 
+def test_no_knob_takes_the_room_of_c_one_tile_ahead():
+    """Three stages are few for a ring that gains nothing by it; 128x128 just has room for both."""
+    plain = _C.Problem("fp8_gemm", 4096, 4096, 7168)
+    onto_c = _C.Problem("fp8_gemm", 4096, 4096, 7168, d_dtype="fp32", c_mode="accumulate")
+    assert with_knobs(plain, 128, 128, 3)["scale_warp"] == 1 and "scale_warp" not in with_knobs(onto_c, 128, 128, 3)
+    assert "scale_warp" in with_knobs(onto_c, 128, 128, 4)
+    wgrad = _C.Problem("fp8_gemm", 4096, 4096, 7168, recipe="1d1d", d_dtype="fp32", c_mode="accumulate")
+    assert "reduce_add" not in with_knobs(wgrad, 128, 64, 6) and with_knobs(wgrad, 128, 64, 7)["reduce_add"] == 1
+
+
 @pytest.mark.parametrize(
     ("k", "tile", "fields"),
     [

@@ -4,6 +4,7 @@ under any schedule, without a race that the emulator can see.
 
 import pytest
 
+from deep_gemm import _C
 from tests.emulator.host import Outcome
 from tests.emulator.products import Product, run_product
 from tests.gpu.grouped_psum import PsumK, PsumRows
@@ -63,6 +64,10 @@ GROUPED = {
     "rows with ends": Product(
         GroupedVariant(FP8_CONTIGUOUS), fp8(64, 64), PsumRows(130, 300, (100, 0, 37, 1), extra=70), num_sms=2
     ),
+    # 45 tiles of one CTA, by two D tiles.
+    "k-grouped, C a tile ahead": Product(
+        _K._replace(c_mode="accumulate", group_layout="blocks"), fp8(128, 64), KGroups(300, 130, (128,) * 5), num_sms=1
+    ),
     "k with ends": Product(_BF16_K, bf16(64, 64), PsumK(72, 104, (130, 300, 0, 64)), num_sms=1),
 }
 MORE_GROUPED = {
@@ -113,6 +118,12 @@ MORE_PRODUCTS = {
     "D in whole rows, fp8": Product(Variant(), fp8(128, 136), (200, 300, 900), num_sms=1),
     "D in whole rows, accumulated": Product(
         Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate"), fp8(128, 136), (150, 261, 500), num_sms=1
+    ),
+    "C a tile ahead, tail": Product(
+        Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate"), fp8(128, 64), (300, 250, 500), num_sms=1
+    ),
+    "C a tile ahead, waves": Product(
+        Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate"), fp8(256, 64, 2), (600, 130, 500), num_sms=1
     ),
     "bf16 swap, many tokens": Product(
         Variant(BF16, d_dtype="fp32", c_mode="general"), bf16(136, 128, swap_ab=1), (260, 200, 200), 1
@@ -170,6 +181,12 @@ def test_kernels_compute_the_product(emulate, name, seeds):
     product = ALL[name]
     cubin = product.build()
     assert [emulate(run_product, product, cubin, seed=seed) for seed in seeds] == [RIGHT] * len(seeds)
+
+
+def test_c_comes_a_tile_ahead_where_a_product_says_so():
+    products = [product for name, product in ALL.items() if "C a tile ahead" in name]
+    assert len(products) == 3
+    assert all(_C.has_two_d_tiles(product.problem, _C.Config(**product.config)) for product in products)
 
 
 @pytest.mark.full

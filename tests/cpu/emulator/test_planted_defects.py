@@ -5,8 +5,8 @@ import pytest
 from tests.emulator.ops import run_defective_sum
 from tests.emulator.products import Product, run_product
 from tests.fakes import stub_driver
-from tests.gpu.grouped_shapes import Contiguous
-from tests.gpu.grouped_variants import BF16_CONTIGUOUS, GroupedVariant
+from tests.gpu.grouped_shapes import Contiguous, KGroups
+from tests.gpu.grouped_variants import BF16_CONTIGUOUS, FP8_K_GROUPED, GroupedVariant
 from tests.gpu.variants import BF16, Variant
 
 BF16_TILES = Product(
@@ -31,8 +31,14 @@ TWO_GROUPS = Product(
     Contiguous(130, 300, 3, 128, ((0, 0, 60), (1, 0, 100), (0, 128, 50), (2, 0, 1))),
     num_sms=2,
 )
+#: C of a tile is loaded while the one before is added up.
+AHEAD = Product(
+    GroupedVariant(FP8_K_GROUPED, "1d1d", "fp32", c_mode="accumulate", group_layout="blocks"),
+    {"block_m": 128, "block_n": 64, "num_stages": 3, "block_k": 128}, KGroups(300, 130, (128,) * 5), num_sms=1,
+)  # fmt: skip
 LATE_LOAD = "does not wait for a load"  # is looked for in a mode of its own, in which D means nothing
 EPILOGUE, FP8_LOOP = "epilogue/epilogue", "mainloop/fp8_mainloop"
+ACCUMULATION = "epilogue/accumulation"
 RELEASE = "stages.release(ring.stage, scale.bits());"
 FENCE = "        ptx::fence_async_proxy();\n        // Every thread"
 
@@ -49,11 +55,24 @@ DEFECTS = {
     ),
     "no fence": (BF16_TILES, EPILOGUE, FENCE, FENCE.partition("\n")[2], "no fence.proxy.async lies between"),
     "wrong swizzle": (BF16_TILES, "epilogue/store_tile", "row / (8 / kChunks) % kChunks", "row % kChunks", None),
+    "second C over the first": (AHEAD, ACCUMULATION, "load_group<0>(last, 1);", "load_group<0>(last, 0);", None),
     "load that no release waits for": (
         PIPELINED, FP8_LOOP, RELEASE, "stages.release(ring.stage, 0);", LATE_LOAD,
     ),
 }  # fmt: skip
 MORE_DEFECTS = {
+    "C not waited for": (
+        AHEAD, EPILOGUE, "ptx::barrier_wait(accumulation.loaded(group, place.stage), place.phase);", ";", None,
+    ),
+    "D tiles in one place": (
+        AHEAD, "epilogue/staged_store", "shared + place * Layout::kTileBytesD +", "shared +", None,
+    ),
+    "C over what is stored": (
+        AHEAD, ACCUMULATION, "if (ptx::elect_one()) ptx::tma_store_wait_read<kGroups - 1>();", "", None,
+    ),
+    "tiles asked for behind the last one": (
+        AHEAD, ACCUMULATION, "if (!kAhead || last.is_valid()) last = walk.next();", "last = walk.next();", None,
+    ),
     "wrong pitch of whole rows": (
         WHOLE_ROWS, "epilogue/store_tile", "+ row * kRowBytes + chunk * 16", "+ row * (kRowBytes - 16) + chunk * 16",
         None,

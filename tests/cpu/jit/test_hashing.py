@@ -186,8 +186,8 @@ def test_kernel_hash_is_stable_and_known_only_for_known_ops(few_sources):
 #: The kernels of the dense ops. With another hash neither what was measured of them nor selectors trained on that are
 #: used any more: change one only together with a new sweep, or with an entry of deep_gemm/older_kernels.py.
 FROZEN_KERNEL_HASHES = {
-    "fp8_gemm": "428cee41618f80e26cf4228c51250811bdcec9815fbbf0d4ea588009b06dbf71",
-    "bf16_gemm": "f45d32c05834c2277cf8fff2873774497f426197a903aaf05bbc06fa909afc79",
+    "fp8_gemm": "e87432ae30afdd8165bc2c33d1a995a523922ca35ee919c39fe9899981631534",
+    "bf16_gemm": "5592229e005e1735c3d94fb970619a707a5c8afcdb31202e32a39cf4dd074844",
 }
 
 

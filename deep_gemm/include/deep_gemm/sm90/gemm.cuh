@@ -116,9 +116,9 @@ struct Gemm {
     __device__ __forceinline__ void compute(Walk walk, u32 group) const {
         Mainloop mainloop(stages, group * Layout::kGroupRows);
         Ring<Config::kNumStages> ring;
-        u32 phase = 0;
+        typename Epilogue<Config, Scheduler>::Place place;
 #pragma unroll 1
-        for (Tile next = walk.first(); next.is_valid(); next = walk.next(), phase ^= 1) {
+        for (Tile next = walk.first(); next.is_valid(); next = walk.next(), place.advance()) {
             float final[Layout::kWaves][Layout::kAccumulators];
 #pragma unroll
             for (u32 wave = 0; wave < Layout::kWaves; ++wave)
@@ -129,7 +129,7 @@ struct Gemm {
             // epilogues coincide instead (k = 512: 3 % slower).
             if constexpr (Config::kTileBarrier) ptx::named_barrier(3, Layout::kMathThreads);
             mainloop.accumulate(final, ring, next.num_steps, 128 - next.n_start % 128);
-            epilogue.store(final, walk.again(), group, phase);  // again: large tiles leave no registers to keep it
+            epilogue.store(final, walk.again(), group, place);  // again: large tiles leave no registers to keep it
         }
         epilogue.finish();
     }

@@ -6,7 +6,7 @@
 //
 // Shared memory (from a 1,024-byte aligned base):
 //   | offset             | what                                          | bytes                           |
-//   | 0                  | D tiles, one a 64 rows (staged epilogue only) | kBlockM * kBlockN * kBytesD     |
+//   | 0                  | D tiles (staged epilogue only), by 64 rows    | kTilesD * kTileBytesD           |
 //   | kOffsetStages      | stage s: A tile, then B tile                  | kNumStages * kStageBytes        |
 //   | kOffsetStageScales | stage s: scales of A, then of B               | kNumStages * kStageScaleBytes   |
 //   | kOffsetReceive     | split K: partial sums from all ranks          | kReceiveBytes                   |
@@ -81,19 +81,27 @@ struct GemmLayout {
     static constexpr u32 kBytesD = Config::kFloatD ? 4 : 2;
     static constexpr u32 kTileBytesD = Config::kStaged ? align_up(kBlockM * kBlockN * kBytesD, 1024) : 0;
     static constexpr u32 kBytesA = kBlockM * 128, kBytesB = kBlockN * 128, kStageBytes = kBytesA + kBytesB;
-    static constexpr u32 kOffsetStages = kTileBytesD;
+    // D tiles. The host has room for a second one where C is loaded and both fit: C of the next tile then comes while a
+    // tile is added up and stored.
+    static constexpr u32 kRingBytes = align_up(kRingBuffers * kRingSteps * 4 * kRingPitch, 128);
+    static constexpr u32 kBarriersOfD = kSplit ? 1 : kLoadsC ? 2 * kMathGroups : 0;  // with one D tile
+    static constexpr u32 kOtherBarriers = 2 * Config::kNumStages + 2 * kRingBuffers + 2 * kBlockBuffers;
+    static constexpr u32 kBytesOfOne = 1024 + kTileBytesD + Config::kNumStages * (kStageBytes + kStageScaleBytes) +
+                                       kReceiveBytes + align_up((kOtherBarriers + kBarriersOfD) * 8, 128) + kRingBytes +
+                                       kBlockBuffers * kBlockBytes;
+    static constexpr u32 kTilesD = kLoadsC && Config::kSharedBytes != kBytesOfOne ? 2 : 1;
+    static constexpr u32 kOffsetStages = kTilesD * kTileBytesD;
     static constexpr u32 kOffsetStageScales = kOffsetStages + Config::kNumStages * kStageBytes;
     static constexpr u32 kOffsetReceive = kOffsetStageScales + Config::kNumStages * kStageScaleBytes;
     static constexpr u32 kOffsetBarriers = kOffsetReceive + kReceiveBytes;
     static constexpr u32 kOffsetRingBarriers = kOffsetBarriers + Config::kNumStages * 16;
     static constexpr u32 kOffsetReceived = kOffsetRingBarriers + kRingBuffers * 16,
                          kOffsetAccumulation = kOffsetReceived;
-    static constexpr u32 kEpilogueBarriers = kSplit ? 1 : kLoadsC ? 2 * kMathGroups : 0;
+    static constexpr u32 kEpilogueBarriers = kTilesD * kBarriersOfD;
     static constexpr u32 kOffsetBlockBarriers = kOffsetReceived + 8 * kEpilogueBarriers;
-    static constexpr u32 kNumBarriers =
-        2 * Config::kNumStages + 2 * kRingBuffers + kEpilogueBarriers + 2 * kBlockBuffers;
+    static constexpr u32 kNumBarriers = kOtherBarriers + kEpilogueBarriers;
     static constexpr u32 kOffsetRing = kOffsetBarriers + align_up(kNumBarriers * 8, 128);
-    static constexpr u32 kOffsetBlocks = kOffsetRing + align_up(kRingBuffers * kRingSteps * 4 * kRingPitch, 128);
+    static constexpr u32 kOffsetBlocks = kOffsetRing + kRingBytes;
     static constexpr u32 kSharedBytes = 1024 + kOffsetBlocks + kBlockBuffers * kBlockBytes;
 
     // Copies of block scalars arrive at a stage's full barrier beside the loading thread, which also expects the bytes

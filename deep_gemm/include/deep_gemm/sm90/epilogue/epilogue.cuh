@@ -18,6 +18,7 @@ struct Epilogue {
     using Layout = GemmLayout<Config>;
     using Staged = StagedStore<Config, Scheduler>;
     using Parts = typename Staged::Parts;
+    using Place = typename Accumulation<Config, Scheduler>::Place;
     using Accumulators = float (&)[Layout::kWaves][Layout::kAccumulators];
     static constexpr bool kLoadsC = Layout::kLoadsC;
 
@@ -41,8 +42,8 @@ struct Epilogue {
         if constexpr (kLoadsC) accumulation.initialise_barriers();
     }
 
-    // By one math warpgroup. `phase` is the parity of the tile's number in this CTA.
-    __device__ __forceinline__ void store(Accumulators final, const Tile& tile, u32 group, u32 phase) const {
+    // By one math warpgroup. `place`: of the tile among the D tiles.
+    __device__ __forceinline__ void store(Accumulators final, const Tile& tile, u32 group, const Place& place) const {
         if constexpr (Layout::kSplit) {
             store_split(final, tile, group);
             return;
@@ -54,7 +55,7 @@ struct Epilogue {
                                                       first_column(tile));
         }
         if constexpr (Config::kStaged) {
-            store_staged(final, tile, group, phase);
+            store_staged(final, tile, group, place);
         } else {
             store_direct(final, tile, group);
         }
@@ -76,19 +77,20 @@ struct Epilogue {
         return (Layout::kSwap ? tile.m_start : tile.n_start) + threadIdx.x % 4 * 2;
     }
 
-    __device__ __forceinline__ void store_staged(Accumulators final, const Tile& tile, u32 group, u32 phase) const {
+    __device__ __forceinline__ void store_staged(Accumulators final, const Tile& tile, u32 group,
+                                                 const Place& place) const {
         const Staged& d = accumulation.d;
         const u32 top = group * Layout::kGroupRows;
         const bool issuer = is_issuer(), has_tail = d.whole != n;
         if constexpr (kLoadsC) {
-            ptx::barrier_wait(accumulation.loaded(group), phase);
+            ptx::barrier_wait(accumulation.loaded(group, place.stage), place.phase);
         } else {
             if (issuer) ptx::tma_store_wait_read<0>();  // the stores of the last tile must have read the D tile ...
             ptx::named_barrier(1 + group, 128);         // ... before any thread of this warpgroup overwrites it
         }
 #pragma unroll
         for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
-            const auto part = d.part(tile, top + 64 * wave);
+            const auto part = d.part(tile, place.stage, top + 64 * wave);
             // No C has been loaded beyond the columns that the map covers: the tail is added to in global memory.
             if (kLoadsC && part.n_start < d.whole) {
                 Parts::template write<kLoadsC>(part.address, final[wave], params.alpha);
@@ -104,13 +106,13 @@ struct Epilogue {
         if (!kLoadsC || has_tail) ptx::named_barrier(1 + group, 128);
 #pragma unroll
         for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
-            const auto part = d.part(tile, top + 64 * wave);
+            const auto part = d.part(tile, place.stage, top + 64 * wave);
             if (!kLoadsC && issuer && part.exists) d.store(part, tile.matrix_d);
             if (has_tail) store_tail(part, tile);
         }
         if constexpr (kLoadsC) {
             __syncwarp();
-            if (threadIdx.x % 32 == 0) ptx::barrier_arrive(accumulation.finished(group));
+            if (threadIdx.x % 32 == 0) ptx::barrier_arrive(accumulation.finished(group, place.stage));
         } else {
             if (issuer) ptx::tma_store_commit();
         }
@@ -120,7 +122,7 @@ struct Epilogue {
         ptx::named_barrier(1 + group, 128);  // every thread has written what is now overwritten
 #pragma unroll 1
         for (u32 wave = 0; wave < Layout::kWaves; ++wave)
-            RowSelection<Config, Scheduler>{groups, m}.apply(accumulation.d.part(tile, top + 64 * wave), tile);
+            RowSelection<Config, Scheduler>{groups, m}.apply(accumulation.d.part(tile, 0, top + 64 * wave), tile);
     }
 
     __device__ __forceinline__ void store_tail(const typename Staged::Part& part, const Tile& tile) const {

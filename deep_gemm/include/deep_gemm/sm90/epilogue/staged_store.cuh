@@ -16,7 +16,7 @@ struct StagedStore {
     using Parts = StoreTile<Layout::kColumns, Layout::kSwap, Config::kFloatD, (Config::kBlockM > 64)>;
 
     const TensorMap* map;
-    u32 shared;     // the D tile
+    u32 shared;     // the D tiles
     u32 m, whole;   // rows; columns that the map covers
 
     // A wave's part: where it lies in shared memory and in D, and whether any of it exists.
@@ -30,11 +30,12 @@ struct StagedStore {
         return n / Parts::kChunkElements * Parts::kChunkElements;
     }
 
-    // `row`: the first of the multiplication, counted in the tile.
-    __device__ __forceinline__ Part part(const Tile& tile, u32 row) const {
+    // `place`: which D tile; `row`: the first of the multiplication, counted in the tile.
+    __device__ __forceinline__ Part part(const Tile& tile, u32 place, u32 row) const {
         const u32 m_start = tile.m_start + (Layout::kSwap ? 0 : row),
                   n_start = tile.n_start + (Layout::kSwap ? row : 0);
-        return {shared + row / 64 * Parts::kBytes, n_start, m_start, m_start < m && n_start < whole};
+        return {shared + place * Layout::kTileBytesD + row / 64 * Parts::kBytes, n_start, m_start,
+                m_start < m && n_start < whole};
     }
 
     __device__ __forceinline__ void store(const Part& part, u32 matrix) const {
