@@ -28,15 +28,15 @@ from . import upstream
 from .choices import Choices, find_run
 from .cold_timer import FLUSH_BYTES, ColdTimer
 from .product import Product, find_wrong
-from .stamp import DATA, find_results, make_stamp, read_json, write_json
+from .stamp import DATA, SELECTOR, find_results, make_stamp, read_json, write_json
 
 ROUNDS = 20
 WARM_UP_S = 1.0
 INTERLEAVED = "interleaved, each round in an order of its own"
 #: That of results without the field.
 ROTATED = "interleaved"
-#: Identity of a run: rows of other kernels, machines, peers or orders are never joined with it.
-IDENTITY = ("kernel_hash", "sku", "driver", "torch", "order", "deepgemm")
+#: Identity of a run: rows of other kernels, selectors, machines, peers or orders are never joined with it.
+IDENTITY = ("kernel_hash", SELECTOR, "sku", "driver", "torch", "order", "deepgemm")
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,8 @@ def keep_rows(family: Family, args: argparse.Namespace, device) -> list[dict]:
 
 
 def identify_run(meta: dict) -> dict:
-    """Return what a run has in common with those that its rows may be joined with; older results name no order."""
-    return {"order": ROTATED, "deepgemm": None} | {key: meta[key] for key in IDENTITY if key in meta}
+    """Return what a run has in common with those that its rows may be joined with; older results name less."""
+    return {"order": ROTATED, "deepgemm": None, SELECTOR: None} | {key: meta[key] for key in IDENTITY if key in meta}
 
 
 def merge(family: Family, paths: list[Path], out: Path) -> int:

@@ -49,36 +49,36 @@ Maker = Callable[[NamedTuple, str, torch.dtype], Model]
 
 
 class Family(NamedTuple):
-    """How a model is made, its sizes on a GPU and on a CPU, and the tokens of a prompt and of a cache."""
+    """How a model is made, its sizes on a GPU and on a CPU, its op kinds, and the tokens of a prompt and of a cache."""
 
     make: Maker
     gpu_sizes: NamedTuple
     cpu_sizes: NamedTuple
+    ops: tuple[str, ...]
     length: int = 2048
     context: int = 1024
 
 
+DENSE = ("fp8_gemm",)
+WITH_EXPERTS = (
+    *DENSE,
+    "m_grouped_fp8_gemm_psum",
+    "m_grouped_fp8_gemm_masked",
+    "m_grouped_bf16_gemm_psum",
+    "m_grouped_bf16_gemm_masked",
+)
+WITH_LOGITS = (*WITH_EXPERTS, "fp8_mqa_logits", "fp8_paged_mqa_logits")
 FAMILIES = {
-    "llama_8b": Family(llama.make_model, LLAMA_8B, TINY),
-    "qwen3_30b": Family(llama.make_model, QWEN3_30B, TINY_MOE),
+    "llama_8b": Family(llama.make_model, LLAMA_8B, TINY, DENSE),
+    "qwen3_30b": Family(llama.make_model, QWEN3_30B, TINY_MOE, WITH_EXPERTS),
     "deepseek_v3": Family(
-        deepseek.make_model, deepseek.DEEPSEEK_V3._replace(dense_layers=1), deepseek.TINY, length=4096, context=4096
+        deepseek.make_model, deepseek.DEEPSEEK_V3._replace(dense_layers=1), deepseek.TINY, WITH_LOGITS, 4096, 4096
     ),
 }
 #: Of torch.compile.
 BACKEND = "inductor"
 PREFILLS, DECODES = (1, 4), (1, 8, 32, 128)
 ROUNDS = 15
-#: The op kinds of both models.
-OPS = (
-    "fp8_gemm",
-    "m_grouped_fp8_gemm_psum",
-    "m_grouped_fp8_gemm_masked",
-    "m_grouped_bf16_gemm_psum",
-    "m_grouped_bf16_gemm_masked",
-    "fp8_mqa_logits",
-    "fp8_paged_mqa_logits",
-)
 #: What a kernel does -> parts of its name, in lower case: casts to FP8, index logits, products of ours and of cuBLAS.
 PARTS = {
     "casts": ("cast_", "scale_layout"),
@@ -317,7 +317,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows.append(run_safely(run_case, case, models, context, args.rounds, device))
         print({name: value for name, value in rows[-1].items() if not name.endswith("_ms")}, flush=True)
     has_faults, is_complete = any("failed" in row for row in rows), len(rows) == len(cases)
-    origin = make_stamp(_C.get_device(), OPS) if is_gpu else {"device": "CPU reference"}
+    origin = make_stamp(_C.get_device(), family.ops) if is_gpu else {"device": "CPU reference"}
     meta = {
         **origin,
         "model": args.model,

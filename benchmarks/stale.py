@@ -6,10 +6,10 @@ A record is current while the hashes in it are the tree's: tree_hash in the GPU 
 everything else, or that of kernels before whose machine code is the same (same_code.py). Artefacts and snapshots, which
 are there to choose, may be of older kernels that choose for the tree's (deep_gemm.older_kernels). A record whose
 figures hang on choices that today.py does not ask about (OF_CHOICES) is current only while the selector that chose is
-the tree's. Of the GPU record, what it says of a selector's choices is stale, too, while the selector is another one
-(get_selector_reason); the summary says so, and asks today.py about choices that rows name. A stale record needs a
-reason in stale.json beside this file, {"path from the root": "reason"}. Tests then pass, its targets count as not met,
-and a release is refused.
+the tree's, or holds the same of the record's op kinds. Of the GPU record, what it says of a selector's choices is
+stale, too, while the selector is another one (get_selector_reason); the summary says so, and asks today.py about
+choices that rows name. A stale record needs a reason in stale.json beside this file, {"path from the root": "reason"}.
+Tests then pass, its targets count as not met, and a release is refused.
 """
 
 import hashlib
@@ -17,12 +17,13 @@ import json
 import sqlite3
 import struct
 import sys
+from collections.abc import Iterable
 from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from .stamp import OP, ROOT, SELECTOR, find_packaged, find_sku, read_json
+from .stamp import OP, ROOT, SELECTOR, SELECTOR_PARTS, find_packaged, find_sku, hash_parts, read_json
 
 REASONS = ROOT / "benchmarks" / "stale.json"
 GPU_RECORD = "gpu_record.json"
@@ -125,8 +126,13 @@ def current_tree_hash() -> str:
     return tree_hash()
 
 
-def get_reason(path: Path, meta: dict) -> str | None:
-    """Return why a result counts as stale, None while its hashes (see the head of this file) are the tree's."""
+def get_reason(path: Path, meta: dict, ops: tuple[str, ...] = ()) -> str | None:
+    """Return why a result counts as stale, None while its hashes (see the head of this file) are the tree's.
+
+    ops: the op kinds of a figure that is of some of the result's alone.
+    """
+    if ops:
+        meta = meta | {"kernel_hash": {op: meta["kernel_hash"].get(op) for op in ops}}
     recorded = find_recorded(path, meta)
     if recorded == find_current(path, recorded):
         return None
@@ -154,6 +160,12 @@ def hash_packaged(sku: str) -> str | None:
     """Return the SHA-256 of the tree's selector of a GPU model, None without one."""
     path = find_packaged(sku)
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+
+def hash_packaged_parts(sku: str, ops: Iterable[str]) -> dict[str, str | None] | None:
+    """Return hash_parts of the tree's selector of a GPU model, None without one."""
+    path = find_packaged(sku)
+    return hash_parts(path.read_bytes(), ops) if path.exists() else None
 
 
 def name_of(path: Path) -> str:
@@ -196,7 +208,10 @@ def find_recorded(path: Path, meta: dict) -> dict[str, str | None] | str | None:
     if path.name == GPU_RECORD:
         return find_tree_hash(meta)
     hashes = meta.get("kernel_hash")
-    return (hashes or {}) | {SELECTOR: meta.get(SELECTOR, UNNAMED)} if path.name in OF_CHOICES else hashes
+    if path.name not in OF_CHOICES:
+        return hashes
+    parts, selector = meta.get(SELECTOR_PARTS), meta.get(SELECTOR, UNNAMED)
+    return (hashes or {}) | {SELECTOR: {op: parts.get(op, UNNAMED) for op in hashes or {}} if parts else selector}
 
 
 def find_current(path: Path, recorded: dict[str, str | None] | str | None) -> object:
@@ -207,7 +222,10 @@ def find_current(path: Path, recorded: dict[str, str | None] | str | None) -> ob
         return serving_hashes(recorded)
     if path.name not in OF_CHOICES:
         return holding_hashes(path, recorded)
-    return holding_hashes(path, without_selector(recorded)) | {SELECTOR: hash_packaged(find_sku(path.parent.name))}
+    kernels, sku = without_selector(recorded), find_sku(path.parent.name)
+    has_parts = isinstance(recorded[SELECTOR], dict)
+    selector = hash_packaged_parts(sku, kernels) if has_parts else hash_packaged(sku)
+    return holding_hashes(path, kernels) | {SELECTOR: selector}
 
 
 def get_states() -> list[State]:

@@ -8,7 +8,16 @@ from pathlib import Path
 from deep_gemm import _C
 from deep_gemm.selector_files import list_skus
 from tuner.measure import stamp
-from tuner.measure.stamp import SELECTOR, format_json, hash_selector, read_json, write_json
+from tuner.measure.stamp import (
+    SELECTOR,
+    SELECTOR_PARTS,
+    describe_selector,
+    format_json,
+    hash_parts,
+    hash_selector,
+    read_json,
+    write_json,
+)
 
 __all__ = [
     "DATA",
@@ -18,10 +27,12 @@ __all__ = [
     "RESULTS",
     "ROOT",
     "SELECTOR",
+    "SELECTOR_PARTS",
     "find_packaged",
     "find_results",
     "find_sku",
     "format_json",
+    "hash_parts",
     "hash_selector",
     "make_stamp",
     "read_json",
@@ -73,7 +84,7 @@ def write_result(result: dict, out: Path | None, record: Path, is_gpu: bool) -> 
 
 def make_stamp(device, ops: tuple[str, ...] = OPS) -> dict:
     """Return the origin of a run on kernels of some op kinds, the dense ones by default."""
-    return stamp.make_stamp(device, ops) | {SELECTOR: hash_selector(device.sku)}
+    return stamp.make_stamp(device, ops) | describe_selector(device.sku, ops)
 
 
 if __name__ == "__main__":

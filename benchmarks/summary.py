@@ -6,7 +6,7 @@ Example: python -m benchmarks.summary
 A target whose source file is missing or unfinished is absent. An entry names its script, result file and the kernel
 hash that was measured; where that is not the tree's, `stale` says why and `met` is false. So it is where a target says
 something of a selector's choices (OF_SELECTOR), and the tree has another selector; and where rows name their choices,
-and the tree would choose otherwise (today.py).
+and the tree would choose otherwise (today.py). Targets of some op kinds of a file (OF_OPS) ask about those alone.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tuner.problems.fields import read_op_name
 from . import dense_speedup, grouped_speedup, logits_speedup, selector, stale, today
 from .compile_time import summarise
 from .speedup import geometric_mean, is_beside_upstream, rounded
-from .stamp import RECORDS, RESULTS, read_json, write_json
+from .stamp import OPS, RECORDS, RESULTS, read_json, write_json
 
 Entry = dict
 #: Targets that follow from a second result file, too. Where it is there and finished, the target's function takes its
@@ -30,6 +30,8 @@ Entry = dict
 BESIDE = dict.fromkeys(("S3", "S3_grouped"), selector.RATES)
 #: Targets that say something of one selector's choices.
 OF_SELECTOR = ("Q2",)
+#: Targets of some op kinds of their result alone: {target: op kinds}.
+OF_OPS = dict.fromkeys(("P11", "P13", "S4"), OPS)
 #: Targets whose peer is DeepGEMM. Its recorded times are of the GPU model of RESULTS: other models have such an entry
 #: only where it was timed in the same run.
 OF_UPSTREAM = ("P1", "P2", "P3", "P6", "P7", "P8", "P9", "P10")
@@ -317,7 +319,7 @@ def make_entry(name: str, folder: Path) -> Entry | None:
     entry = derive(result, *read_beside(name, folder))
     if entry is None:
         return None
-    reason = stale.get_reason(path, meta) or (
+    reason = stale.get_reason(path, meta, OF_OPS.get(name, ())) or (
         stale.get_selector_reason(meta) if name in OF_SELECTOR else today.get_reason(file, result)
     )
     is_met = bool(entry.pop("is_met")) and reason is None

@@ -34,7 +34,6 @@ from tuner.problems import shapes
 from .models import (
     DECODES,
     FAMILIES,
-    OPS,
     PREFILLS,
     Case,
     Model,
@@ -218,7 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder, device = args.work / "models", _C.get_device() if is_gpu else _C.Device.known("h200")
     rows = [run_safely(time_case, case, call, folder, args.rounds) for case, call in calls.items()]
     changed = count_changes(problems, folder, device)
-    origin = make_stamp(device, OPS) if is_gpu else {"device": "CPU reference"}
+    origin = make_stamp(device, family.ops) if is_gpu else {"device": "CPU reference"}
     meta = {
         **origin,
         "model": args.model,

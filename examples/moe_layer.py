@@ -35,7 +35,7 @@ from deep_gemm import _C
 from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.nn.routing import rank_choices
 from deep_gemm.testing import bench
-from tuner.measure.stamp import SELECTOR, hash_selector
+from tuner.measure.stamp import describe_selector
 
 #: A tensor, or FP8 values with their FP32 scales.
 Operand = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -312,7 +312,7 @@ def main(arguments: list[str] | None = None) -> int:
     show(rows, sizes, place, device)
     if args.json:
         meta = {"device": place, "sizes": sizes._asdict(), "kernel_hash": {op: kernel_hash(op) for op in OPS}}
-        meta |= {SELECTOR: hash_selector(_C.get_device().sku)} if device == "cuda" else {}
+        meta |= describe_selector(_C.get_device().sku, OPS) if device == "cuda" else {}
         args.json.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 0 if all(row["is_right"] for row in rows) else 1
 

@@ -24,7 +24,7 @@ from deep_gemm import _C
 from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.nn import quantize_
 from examples.llama import LLAMA_8B, SMALL, TINY, Llama, Sizes, make_model
-from tuner.measure.stamp import SELECTOR, hash_selector
+from tuner.measure.stamp import describe_selector
 
 #: The mean loss of the last tenth of the steps may differ by so much, relative to BF16's.
 BAND = 0.02
@@ -189,7 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"cosine of logits with weights in FP8: {cosine['initial']:.5f} -> {cosine['trained']:.5f}")
     print(f"{place}: FP8 ends {result['gap']:+.2%} from BF16 (band {BAND:.0%}); the best possible loss is {floor:.3f}")
     if args.out:
-        meta: dict = {SELECTOR: hash_selector(_C.get_device().sku)} if device == "cuda" else {}
+        meta: dict = describe_selector(_C.get_device().sku, OPS) if device == "cuda" else {}
         meta |= {
             "device": place,
             "plan": plan._asdict(),

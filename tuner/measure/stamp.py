@@ -5,12 +5,15 @@ import hashlib
 import json
 import platform
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 from tuner.files import write_whole
 
 #: Key of a record whose figures hang on choices: the SHA-256 of the selector that chose, None where the heuristic did.
 SELECTOR = "selector_sha256"
+#: Key of the same by op kind (hash_parts): one that differs only in other op kinds chooses the same.
+SELECTOR_PARTS = "selector_parts"
 
 
 def name_model(sku: str) -> str:
@@ -33,10 +36,46 @@ def name_model_here() -> str:
 
 def hash_selector(sku: str) -> str | None:
     """Return the SHA-256 of the artefact that chooses for a GPU model in this process, None without one."""
+    return describe_selector(sku, ())[SELECTOR]
+
+
+def describe_selector(sku: str, ops: Iterable[str]) -> dict:
+    """Return {SELECTOR: as hash_selector, SELECTOR_PARTS: as hash_parts}; both None without an artefact."""
     from deep_gemm.selection import load_selector
 
     loaded = load_selector(sku)
-    return hashlib.sha256(Path(loaded.file).read_bytes()).hexdigest() if loaded.selector else None
+    if not loaded.selector:
+        return {SELECTOR: None, SELECTOR_PARTS: None}
+    content = Path(loaded.file).read_bytes()
+    return {SELECTOR: hashlib.sha256(content).hexdigest(), SELECTOR_PARTS: hash_parts(content, ops)}
+
+
+def hash_parts(content: bytes, ops: Iterable[str]) -> dict[str, str | None]:
+    """Return {op kind: SHA-256 of all that its choices hang on in an artefact}, None of what is a plain kernel.
+
+    content: of the artefact. Choices hang on the metadata and arrays of the op kind, or of the sibling whose records
+        choose for it; on the GPU and the versions that the artefact is of; and on whether it chooses for the tree's
+        kernels.
+    Raises: ModelError where the artefact cannot be read.
+    """
+    from deep_gemm.artifact import canonical_json, read_artifact
+    from deep_gemm.fields import OP_KINDS
+    from deep_gemm.jit.hashing import kernel_hash
+    from deep_gemm.selection import find_recorded_op
+    from deep_gemm.selector import Selector
+
+    selector, (metadata, arrays) = Selector(content), read_artifact(content)
+    common = [metadata[name] for name in ("sku", "sm_count", "features_version", "heuristic_version")]
+
+    def hash_part(op: str) -> str:
+        fault = selector.find_fault(op, kernel_hash(op))
+        part = hashlib.sha256(canonical_json([common, fault, metadata["ops"].get(op)]).encode())
+        for name in sorted(name for name in arrays if name.startswith(f"{op}/")):
+            array = arrays[name]
+            part.update(canonical_json([name, str(array.dtype), array.shape]).encode() + array.tobytes())
+        return part.hexdigest()
+
+    return {op: hash_part(find_recorded_op(op, selector)) if op in OP_KINDS else None for op in ops}
 
 
 def get_driver_version() -> str | None:
