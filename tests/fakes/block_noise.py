@@ -7,7 +7,7 @@ the ratios of their configs' times (`differences`, a list per problem).
 import json
 import math
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -31,11 +31,16 @@ CENTER = statistics.median([statistics.median(differences) for differences in NO
 
 
 def load_sweep(op: str = "fp8_gemm", preset: str = "dense") -> list[MeasurementRow]:
-    """Return the fast ones of the newest confirmed rows that the recorded snapshot has of a preset's problems."""
+    """Return the fast ones of the newest confirmed rows that the recorded snapshot has of a preset's problems, of the
+    kernels that most of them are of.
+    """
     wanted = {problem.key for problem in shapes.load_preset(preset)}
     with Store.open(snapshot_path(SKU), mode="immutable") as store:
         rows = store.load_measurements(sku=SKU, op=op, role="confirm")
-    newest = take_confirmed([row for row in rows if row.block.problem_key in wanted])
+    kernels = Counter(row.block.kernel_hash for row in rows).most_common(1)[0][0]
+    newest = take_confirmed(
+        [row for row in rows if row.block.problem_key in wanted and row.block.kernel_hash == kernels]
+    )
     found = []
     for of_problem in newest.values():
         best_us = min(row.median_us for row in of_problem.values())
