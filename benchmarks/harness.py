@@ -247,7 +247,7 @@ def run(family: Family, args: argparse.Namespace) -> int:
 
 
 def keep_rows(family: Family, args: argparse.Namespace, device) -> list[dict]:
-    """Return the clean rows of an earlier, unfinished run of the same kernels on the same SKU."""
+    """Return the clean rows of an earlier, unfinished run of the same identity (IDENTITY) and rounds."""
     if not args.out.exists():
         return []
     earlier, own = read_json(args.out), make_meta(family, device, args, False, 0.0)

@@ -31,7 +31,7 @@ def change_margin(content: bytes, op: str) -> bytes:
 def change_array(content: bytes, op: str) -> bytes:
     """Return the same by an array."""
     metadata, arrays = read_artifact(content)
-    name = f"{op}/leaf_value" if f"{op}/leaf_value" in arrays else next(one for one in arrays if one.startswith(op))
+    name = f"{op}/leaf_value"
     arrays[name] = arrays[name].copy()
     arrays[name].flat[0] += 1
     return build_artifact(metadata, arrays)

@@ -18,7 +18,7 @@ from benchmarks import (
     wgrad_fp8,
 )
 from benchmarks.product import find_wrong
-from benchmarks.stamp import DATA, read_json, write_json
+from benchmarks.stamp import DATA, SELECTOR, read_json, write_json
 from deep_gemm import _C
 from deep_gemm.errors import CompileError
 from tests.fakes import gpu_benchmark
@@ -123,6 +123,22 @@ def test_shards_resume_and_merge(monkeypatch, tmp_path):
         == 0
     )
     assert read_json(parts[0])["rows"] == before
+
+
+def test_rows_that_another_selector_chose_for_are_not_joined(monkeypatch, tmp_path):
+    install(monkeypatch)
+    parts = [tmp_path / f"part{index}.json" for index in (1, 2)]
+    for index, part in enumerate(parts, 1):
+        harness.main(dense_fp8.FAMILY, "test", ["--out", str(part), "--rounds", "3", "--shard", f"{index}/2"])
+    result = read_json(parts[0])
+    assert result["meta"][SELECTOR] != "0" * 64
+    result["meta"][SELECTOR] = "0" * 64
+    write_json(parts[0], result)
+    with pytest.raises(ValueError, match=f"{SELECTOR} differs between the shards"):
+        harness.merge(dense_fp8.FAMILY, parts, tmp_path / "whole.json")
+    monkeypatch.setattr(harness.Benchmark, "run", lambda self, key: pytest.fail("ran again"))
+    with pytest.raises(pytest.fail.Exception, match="ran again"):
+        harness.main(dense_fp8.FAMILY, "test", ["--out", str(parts[0]), "--rounds", "3", "--shard", "1/2", "--resume"])
 
 
 def test_a_spent_budget_leaves_problems_out(monkeypatch, tmp_path):

@@ -110,8 +110,7 @@ def decline_arguments() -> list[bool]:
     use_fakes()
     call = _C.make_planned_call("test", None, [1])
     x, with_grad = make_tensor(A, (4,), FP32), make_tensor(B, (4,), FP32).requires_grad_()
-    double = torch.ones(4, dtype=torch.float64)
-    sparse = torch.ones(4).to_sparse()
+    double, sparse = torch.ones(4, dtype=torch.float64), torch.ones(4).to_sparse()
     calls = [(torch.ones(4),), (x, torch.ones(4)), (x, 1.0), (x, [1]), (x, 1 << 70), (x, (1, 2, 3, 4)), (1, 2), ()]
     calls += [(double,), (sparse,), (torch.ones(4, device="meta"),), (x, with_grad), (make_tensor(A, (1,) * 5, FP32),)]
     imaginary = [make_tensor(A + 4, (4,), FP32, (2,)), make_tensor(A + 2, (4,), torch.float16, (2,))]
