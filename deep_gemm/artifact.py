@@ -28,7 +28,6 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from deep_gemm.errors import ModelError
-from deep_gemm.fields import OP_KINDS
 
 FORMAT = 2
 MAX_BYTES, MAX_HEADER_BYTES = 16 << 20, 1 << 20
@@ -155,6 +154,7 @@ METADATA = {
 }
 
 OP_METADATA = {
+    "estimate_revision": integer_within(1, 1 << 20),  # of _C.estimate_revision; see get_estimate_revision
     "kernel_hash": _HASH,
     "margin": number_within(0, 1000),  # a log ratio: what must be gained over the heuristic's pick
     "quarantined": Rule(  # configs that must not be chosen, in ascending order of their indices
@@ -165,12 +165,11 @@ OP_METADATA = {
 }
 
 
-def get_op_metadata(op: str) -> Mapping[str, Rule]:
-    """Return the members of an op kind's metadata. Attention logits have the revision of their estimate besides, which
-    no version of the artefact covers.
+def get_estimate_revision(members: Mapping[str, Any]) -> Any:
+    """Return the revision of the estimate that the trees of an op kind were trained against. Artefacts from before
+    every op kind had one lack it where it is the first.
     """
-    is_logits = op in OP_KINDS and OP_KINDS[op].is_logits
-    return OP_METADATA | ({"estimate_revision": integer_within(1, 1 << 20)} if is_logits else {})
+    return members.get("estimate_revision", 1)
 
 
 def exact_key(problem) -> int:

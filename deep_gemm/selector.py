@@ -10,14 +10,16 @@ from deep_gemm.artifact import (
     ARRAYS,
     DTYPES,
     METADATA,
+    OP_METADATA,
     SIZES,
     check_members,
     exact_key,
-    get_op_metadata,
+    get_estimate_revision,
     read_artifact,
     refuse,
 )
 from deep_gemm.errors import ArgumentError, ProblemError
+from deep_gemm.fields import OP_KINDS
 from deep_gemm.older_kernels import SERVED, find_serving
 
 _NUM_CONFIG_FIELDS = len(_C.CONFIG_FIELDS)
@@ -98,8 +100,9 @@ class Selector(_C.Selector):
 
 def describe_op(op: str, members: Any, arrays: Mapping[str, np.ndarray]) -> dict:
     """Return the metadata and the arrays of an op kind by name, checked against their descriptions."""
-    check_members(members, get_op_metadata(op), f"op kind {ascii(op)[:32]}")
-    revision = members.get("estimate_revision", _C.LOGITS_ESTIMATE_REVISION)
+    if isinstance(members, dict):
+        members = {"estimate_revision": get_estimate_revision(members)} | members
+    check_members(members, OP_METADATA, f"op kind {ascii(op)[:32]}")
     own = {name: arrays.get(f"{op}/{name}") for name in ARRAYS}
     check_shapes(own, {"fields": _NUM_CONFIG_FIELDS})
     entries = [split_quarantined(entry) for entry in members["quarantined"]]
@@ -107,7 +110,7 @@ def describe_op(op: str, members: Any, arrays: Mapping[str, np.ndarray]) -> dict
         members
         | own
         | {
-            "has_own_estimate": revision == _C.LOGITS_ESTIMATE_REVISION,
+            "has_own_estimate": op in OP_KINDS and members["estimate_revision"] == _C.estimate_revision(op),
             "quarantined": [index for index, _ in entries],
             "built": [[read_variant(op, text) for text in variants] for _, variants in entries],
         }

@@ -112,7 +112,10 @@ void bind_heuristic(py::module_& m) {
         "heuristic_version", [](const std::string& sku) { return hash_text(heuristic_text(sku)).substr(0, 16); },
         "sku"_a, "Return the identity of the heuristic's formulas and of the constants that it has for a GPU.");
     m.attr("FEATURES_VERSION") = kFeaturesVersion;
-    m.attr("LOGITS_ESTIMATE_REVISION") = kLogitsEstimateRevision;
+    m.def(
+        "estimate_revision", [](const std::string& op) { return estimate_revision(op_kind(parse_op(op))); }, "op"_a,
+        "Return the revision of what only op kinds like this one are rated by. Raises: ProblemError for an unknown "
+        "one.");
     m.def("heuristic_constants", &constants_dict, "sku"_a = "",
           "Return the constants that the heuristic has for a GPU, by name; an H200's where it has no others. They are "
           "given for the SMs, clock and memory of an H200.");

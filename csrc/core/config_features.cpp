@@ -19,22 +19,26 @@ constexpr const char* kNames[kNumConfigRow] = {
     "log2_next_n", "log2_block_kv", "log2_pick_us", "log2_wave_m", "n_mod_256", "k_steps",
     // of the config
     "block_m", "block_n", "row_side", "column_side", "num_stages", "cluster_m", "cluster_n", "split_k", "swap_ab",
-    "loop", "scale_warp", "tile_barrier", "reduce_add", "smem_bytes", "blocks_per_sm", "is_pipelined", "is_staged",
+    "loop", "scale_warp", "tile_barrier", "reduce_add", "smem_bytes", "blocks_per_sm", "is_pipelined", "d_tiles",
     "two_scale_share", "has_column_scales", "waves", "last_wave_fill", "useful_share", "rounds", "log2_cluster_tiles",
     "steps", "launch_share", "memory_share", "l2_share", "power_share", "sm_share", "math_share", "load_share",
     "latency_share", "epilogue_share", "m_fill", "n_fill", "log_ratio"};
 
 constexpr double kLn2 = 0.6931471805599453;
 
-// The share of the last wave or tile that is filled, of all waves or tiles on average.
-double fill(double waves) { return waves / std::ceil(waves); }
+// The share of the tiles that is filled.
+double fill(double tiles) { return tiles / std::ceil(tiles); }
 
 }  // namespace
 
 std::vector<std::string> config_feature_names() { return {std::begin(kNames), std::end(kNames)}; }
 
 ConfigFeatures::ConfigFeatures(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick)
-    : problem_(problem), tiler_(problem, estimator.sms()), estimator_(estimator), pick_us_(pick.time_us) {
+    : problem_(problem),
+      tiler_(problem, estimator.sms()),
+      estimator_(estimator),
+      pick_us_(pick.time_us),
+      counts_d_tiles_(op_kind(problem.op).k_is_divided()) {
     const Extent extent = extent_of(problem);
     const OpKind& kind = op_kind(problem.op);
     const double bytes = memory_bytes(problem);
@@ -74,13 +78,14 @@ void ConfigFeatures::rate(const AnalyticChoice& choice) {
     const double inv_total = 1.0 / time_us;
     blocks_per_sm_ = double(tiling.blocks_per_sm);
     double* out = tile_features_;
-    *out++ = facts.is_staged ? 1.0 : 0.0;
+    // Trees of other op kinds were fitted before there was a second tile of D.
+    *out++ = double(counts_d_tiles_ ? facts.d_tiles : std::min<int8_t>(facts.d_tiles, 1));
     *out++ = facts.has_two_scales ? two_scale_share(problem_.n, tile.block_n, tiling.n_tiles) : 0.0;
     *out++ = facts.has_column_scales ? 1.0 : 0.0;
     *out++ = waves;
-    *out++ = fill(waves);
+    *out++ = waves / tiling.rounds;
     *out++ = useful_ / padded;
-    *out++ = double(tiling.rounds);
+    *out++ = tiling.rounds;
     *out++ = portable_log2(pieces);
     *out++ = terms.steps;
     for (double us : {terms.launch_us + terms.split_us, terms.memory_us, terms.l2_us, terms.power_us, terms.sm_us})

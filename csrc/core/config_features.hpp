@@ -41,6 +41,7 @@ class ConfigFeatures {
     Tiler tiler_;
     const Estimator& estimator_;
     double pick_us_;
+    bool counts_d_tiles_;
     double useful_;
     double shared_[kNumSharedFeatures];
     std::optional<Config> rated_;  // whose tile has the numbers below

@@ -22,10 +22,13 @@ struct Tiling {
     int64_t m_cluster_tiles;  // clusters along m; none straddles two groups that have a D of their own and m rows each
     int64_t cluster_tiles;    // pieces of work: a cluster (the CTAs of a split are one) takes one at a time
     int64_t slots;            // clusters that fit the SMs at once, at least 1
-    int64_t rounds;           // pieces that the busiest slot takes
+    double rounds;            // pieces that the busiest slot takes; of masked groups, the mean over draws of their rows
     int blocks_per_sm;        // CTAs that share an SM
     int64_t parts = 1;        // of the sum over groups, each with tiles of its own
 };
+
+// Draws of the rows of masked groups, which the host does not know.
+inline constexpr int kRowDraws = 5;
 
 // Divides one problem into tiles. It remembers counts of rows, because candidates share few of them and those of masked
 // groups take several divisions each.
@@ -41,8 +44,10 @@ class Tiler {
     struct Rows {
         int32_t block_m = 0;
         int64_t tiles = 0, tiles_of_group = 0;
+        std::array<double, kRowDraws> drawn_tiles{};  // of masked groups
     };
     inline const Rows& count_rows(int32_t block_m);
+    void draw_rows(Rows& rows) const;
 
     const Problem& problem_;
     int32_t sms_;
@@ -94,6 +99,8 @@ class Estimator {
     [[gnu::always_inline]] inline void write_step(const Config& config, const TileFacts& facts, const Tiling& tiling,
                                                   EstimateTerms& terms) const;
     [[gnu::always_inline]] inline double epilogue_ns(const Config& config, const TileFacts& facts) const;
+    [[gnu::always_inline]] inline double c_wait_ns(const Config& config, const TileFacts& facts,
+                                                   const EstimateTerms& terms) const;
     [[gnu::always_inline]] inline double deep_ring_us(const Config& config) const;
     // Bytes read from L2 by all clusters (a multicast tile counts once).
     [[gnu::always_inline]] inline double l2_read_bytes(const Config& config, const Tiling& tiling) const;
@@ -104,7 +111,7 @@ class Estimator {
     int32_t sms_;
     double clock_ghz_, tensor_ratio_;
     int64_t k_steps_, group_rows_;
-    bool pays_vector_loop_;
+    bool pays_vector_loop_, waits_for_c_;
     double memory_us_, memory_fourth_;
     double l2_us_per_byte_, power_us_per_flop_, sm_ns_per_byte_;
 };
@@ -159,9 +166,9 @@ inline bool LateKinds::has(const Problem& problem, const Config& config) const {
     return true;
 }
 
-// The first of rank_candidates, each with the knobs of loop_rule.hpp and, where that differs, also without, `count` >=
-// 1 configs in all, those of unknown kinds left out: what the learned choice chooses from. The first one is
-// choose_analytic's, or what stands behind it.
+// The first of rank_candidates, each with the knobs of loop_rule.hpp and, where that differs, also without (BF16 groups
+// of K with and without reduce_add), `count` >= 1 configs in all, those of unknown kinds left out: what the learned
+// choice chooses from. The first one is choose_analytic's, or what stands behind it.
 std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimator& estimator, const Device& device,
                                            size_t count, const LateKinds& known = {});
 

@@ -5,6 +5,8 @@
 
 #include <iterator>
 
+#include "core/op_kind.hpp"
+
 namespace deep_gemm {
 
 struct HeuristicRates {
@@ -106,9 +108,14 @@ inline constexpr RateField kRateFields[] = {
 // A rate that is not in the table would not count in heuristic_version, and be no part of a fit.
 static_assert(sizeof(HeuristicRates) == std::size(kRateFields) * sizeof(double), "name every rate in kRateFields");
 
-// Raise it when a formula of heuristic.cpp or what it asks of legality.cpp changes; the constants are hashed by
-// themselves. Not for loop_rule.cpp: no estimate hangs on it, and trees judge whatever configs the shortlist has. Nor
-// for a new tile that is_late_tile (candidates.hpp) names; it names none once this was raised.
+// Raise it when a formula of heuristic.cpp or what it asks of legality.cpp changes for all products; what changes for
+// one kind of them has a revision of its own (estimate_revision); the constants are hashed by themselves. Not for
+// loop_rule.cpp: no estimate hangs on it, and trees judge whatever configs the shortlist has. Nor for a new tile that
+// is_late_tile (candidates.hpp) names; it names none once this was raised.
 inline constexpr int kHeuristicRevision = 11;
+
+// The revision of what only op kinds like this one are rated by. An artefact carries it for each of its op kinds, so
+// that the parts of others stay valid; a part without one is of the first.
+int estimate_revision(const OpKind& kind);
 
 }  // namespace deep_gemm

@@ -8,8 +8,7 @@
 
 namespace deep_gemm {
 
-// Raise it when a formula or constant of logits_estimate.cpp changes. An artefact with op kinds of attention logits
-// must carry it; those of products do not, so that their artefacts stay valid.
+// Raise it when a formula or constant of logits_estimate.cpp changes: the estimate_revision of attention logits.
 inline constexpr int kLogitsEstimateRevision = 2;
 
 // Bytes read from L2 by `token_tiles` tiles of tokens, each of which reads all keys that its tokens see.

@@ -12,7 +12,8 @@ namespace deep_gemm {
 
 struct TileFacts {
     int16_t blocks_per_sm, logits_columns;  // the columns: 0 of products
-    bool is_pipelined, is_staged, has_column_scales, has_two_scales;
+    int8_t d_tiles;  // in shared memory: 0 where D is stored directly, 2 where C comes one tile ahead
+    bool is_pipelined, has_column_scales, has_two_scales;
 };
 
 TileFacts find_facts(const Problem& variant, const Config& config);

@@ -23,7 +23,7 @@ inline constexpr double kHullSlack = 1e-6;
 // lists. Arrays are flat, rows first. Not yet checked.
 struct OpParts {
     std::string kernel_hash;
-    bool has_own_estimate = true;  // of attention logits: trained against this package's estimate of them
+    bool has_own_estimate = true;  // trained against this package's estimate of the op kind
     double margin = 0.0;
     std::vector<int64_t> quarantined;
     // For each of these the variants (see kernel_identity) that it may still be chosen for: those it built for.

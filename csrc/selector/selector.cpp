@@ -154,7 +154,8 @@ std::string Selector::guard_kernels(const OpModel* model, std::string_view kerne
 std::string Selector::guard_versions(const OpModel& model) const {
     if (!origin_.has_own_features) return "trained on other features (features version differs)";
     if (!origin_.has_own_heuristic) return "trained against another heuristic (heuristic version differs)";
-    if (!model.parts.has_own_estimate) return "trained against another estimate of logits (estimate revision differs)";
+    if (!model.parts.has_own_estimate)
+        return "trained against another estimate of this op kind (estimate revision differs)";
     return "";
 }
 

@@ -64,6 +64,7 @@ def exact_arrays(entries: list[tuple]) -> dict[str, np.ndarray]:
 def make_metadata(op: str = OP) -> dict:
     """Return the metadata of a valid artefact, without the hash."""
     of_op = {
+        "estimate_revision": _C.estimate_revision(op),
         "kernel_hash": KERNEL_HASH,
         "regime": "cold-graph",
         "margin": MARGIN,

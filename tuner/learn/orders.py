@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from deep_gemm import _C, selection, selector_files
-from deep_gemm.artifact import read_artifact
+from deep_gemm.artifact import get_estimate_revision, read_artifact
 from deep_gemm.errors import ModelError
 from tuner.learn.forest import Forest
 
@@ -44,7 +44,9 @@ def find_trees(op: str, device) -> dict[str, np.ndarray]:
     if selector is None or op not in selector.metadata["ops"]:
         return {}
     versions = (selector.metadata["features_version"], selector.metadata["heuristic_version"])
-    if versions != (_C.FEATURES_VERSION, _C.heuristic_version(selector.metadata["sku"])):
+    revision = get_estimate_revision(selector.metadata["ops"][op])
+    own = (_C.FEATURES_VERSION, _C.heuristic_version(selector.metadata["sku"]), _C.estimate_revision(op))
+    if (*versions, revision) != own:
         return {}
     try:
         _, path = selector_files.selection_mode()

@@ -107,8 +107,11 @@ def choose(data: Dataset, settings: Settings) -> Settings:
 
 
 def fingerprint(data: Dataset) -> str:
-    """Return a SHA-256 over everything in the data that training reads."""
+    """Return a SHA-256 over everything in the data that training reads, and the revision of the estimate that rows are
+    relative to.
+    """
     digest = hashlib.sha256(json.dumps(asdict(data.identity), sort_keys=True).encode())
+    digest.update(f"estimate revision {_C.estimate_revision(data.identity.op)}".encode())
     for item in (*(problem.key for problem in data.problems), *(str(config) for config in data.configs)):
         digest.update(item.encode())
     for array in (
@@ -189,7 +192,9 @@ def check_unchanged(training: Training, data: Dataset) -> None:
                 f"{training.folder}: trained with {name} {trained}, but this package has {current}; train again"
             )
     if training.record.fingerprint != fingerprint(data):
-        raise errors.IntegrityError(f"{training.folder}: the database changed since training; train again")
+        raise errors.IntegrityError(
+            f"{training.folder}: the database or the op kind's estimate changed since training; train again"
+        )
 
 
 def read_bounded(path: Path) -> bytes:

@@ -200,6 +200,7 @@ def make_leaf(features: np.ndarray) -> dict[str, np.ndarray]:
 def describe_part(identity: Identity) -> dict:
     """Return the metadata of an op kind without a model."""
     return {
+        "estimate_revision": _C.estimate_revision(identity.op),
         "kernel_hash": identity.kernel_hash,
         "regime": identity.regime,
         "margin": 0.5,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from deep_gemm import _C
-from deep_gemm.artifact import FORMAT, SIZES
+from deep_gemm.artifact import FORMAT, SIZES, get_estimate_revision
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.older_kernels import list_serving
@@ -132,9 +132,8 @@ def find_kept(base: bytes | None, parts: list[Part], is_strict: bool) -> tuple[d
 
 def is_current(op: str, described: dict) -> bool:
     """Return whether the metadata of an op kind chooses for this package's kernels, and is of its estimate."""
-    revision = described.get("estimate_revision", _C.LOGITS_ESTIMATE_REVISION)
     is_serving = described["kernel_hash"] in list_serving(op, kernel_hash(op))
-    return is_serving and revision == _C.LOGITS_ESTIMATE_REVISION
+    return is_serving and get_estimate_revision(described) == _C.estimate_revision(op)
 
 
 def check_same_board(trained: list[tuple[Training, Dataset]]) -> None:
@@ -224,9 +223,8 @@ def describe_op(part: Part) -> dict:
     """Return the metadata of one op kind."""
     record, configs = part.training.record, part.configs + part.quarantined
     is_failed = [config in part.data.failed for config in configs]
-    is_logits = OP_KINDS[record.identity.op].is_logits
     return {
-        **({"estimate_revision": _C.LOGITS_ESTIMATE_REVISION} if is_logits else {}),
+        "estimate_revision": _C.estimate_revision(record.identity.op),
         "kernel_hash": record.identity.kernel_hash,
         "regime": record.identity.regime,
         "margin": record.guards.margin,

@@ -114,7 +114,7 @@ def test_the_knobs_of_the_loop_are_features_and_change_no_estimate():
     plain, with_knobs = named(problem, tile), named(problem, knobbed)
     differing = {name for name in NAMES if plain[name] != with_knobs[name]}
     assert {name for name in KNOBS if getattr(knobbed, name)} <= differing and plain["log_ratio"] == 0.0
-    assert differing <= {*KNOBS, "smem_bytes", "is_pipelined", "is_staged"}
+    assert differing <= {*KNOBS, "smem_bytes", "is_pipelined", "d_tiles"}
 
 
 def test_batch_invariance_changes_only_the_pick_that_ratios_refer_to():

@@ -3,7 +3,8 @@
 There is one record for dense problems, one for these on an H100, whose estimates have rates of their own, and one for
 grouped ones. Each holds two hashes over the features of 200 problems: one of the features that depend on shapes alone,
 under FEATURES_VERSION, and one of those that use the heuristic's estimates (times, and the clusters that run at once,
-which determine the waves), under heuristic_version of the GPU.
+which determine the waves), under heuristic_version of the GPU. Both are under the estimate_revision of its op kinds,
+too.
 An artefact with another version of either is not used. `python -m tests.data.regenerate_features` writes the records.
 """
 
@@ -116,6 +117,7 @@ def compute(kind: str) -> dict:
     shape = [index for index in range(len(names)) if index not in set(estimated)]
     rows = [row for problem in problems for row in _C.get_config_features(problem, device, configs).tolist()]
     return {
+        "revisions": {op: _C.estimate_revision(op) for op in sorted({problem.op for problem in problems})},
         "names": hashlib.sha256("\n".join(names).encode()).hexdigest(),
         "shape": {"version": _C.FEATURES_VERSION, "sha256": digest([[row[index] for index in shape] for row in rows])},
         "heuristic": {
@@ -140,6 +142,9 @@ def test_shape_features_are_those_of_their_version(kind):
     recorded, found = read(kind), compute(kind)
     assert found["shape"]["version"] == recorded["shape"]["version"], (
         "FEATURES_VERSION changed: run python -m tests.data.regenerate_features"
+    )
+    assert found["revisions"] == recorded["revisions"], (
+        "estimate_revision changed: run python -m tests.data.regenerate_features"
     )
     assert found["names"] == recorded["names"] and found["shape"] == recorded["shape"], (
         "features changed: raise FEATURES_VERSION"

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from deep_gemm import _C, selection
-from deep_gemm.artifact import get_op_metadata
+from deep_gemm.artifact import OP_METADATA, get_estimate_revision
 from deep_gemm.errors import ModelError
 from deep_gemm.jit import hashing
 from deep_gemm.selector import Selector, describe_op
+from tests.fakes.grouped_variants import K_GROUPED, MASKED
 from tests.fakes.sweeps import run_sweep, train_and_export
 from tests.fakes.variants import LOGITS
 from tuner import cli
@@ -77,7 +78,8 @@ def test_the_card_and_the_folds_name_heads(folder):
 
 def test_a_forest_of_another_estimate_is_not_asked(folder, monkeypatch):
     content, problem = read_content(folder), _C.Problem(LOGITS[0], 777, 10007, 128, heads=64, d_dtype="fp32")
-    monkeypatch.setattr(_C, "LOGITS_ESTIMATE_REVISION", _C.LOGITS_ESTIMATE_REVISION + 1)
+    current = _C.estimate_revision
+    monkeypatch.setattr(_C, "estimate_revision", lambda op: current(op) + 1)
     selector = Selector(content)
     choice = selector.choose(problem, H200)
     assert choice.source == "analytic" and "estimate revision differs" in choice.reason
@@ -87,10 +89,14 @@ def test_a_forest_of_another_estimate_is_not_asked(folder, monkeypatch):
     assert selector.choose(PREFILL[0], H200).source == "exact"
 
 
-def test_only_logits_have_a_revision():
-    assert "estimate_revision" in get_op_metadata(LOGITS[0]) and "estimate_revision" not in get_op_metadata("fp8_gemm")
-    with pytest.raises(ModelError, match="estimate_revision"):
-        describe_op(LOGITS[1], {"kernel_hash": "0" * 64}, {})
+def test_a_part_without_a_revision_is_of_the_first():
+    assert get_estimate_revision({}) == 1 == get_estimate_revision({"estimate_revision": 1})
+    revisions = {op: _C.estimate_revision(op) for op in (*LOGITS, "fp8_gemm", MASKED[0], K_GROUPED[1])}
+    assert revisions == {LOGITS[0]: 2, LOGITS[1]: 2, "fp8_gemm": 1, MASKED[0]: 2, K_GROUPED[1]: 2}
+    members = dict.fromkeys(OP_METADATA, 0) | {"estimate_revision": "2"}
+    for broken in (members, {"kernel_hash": "0" * 64}, ["estimate_revision"]):
+        with pytest.raises(ModelError, match="estimate_revision"):
+            describe_op(LOGITS[1], broken, {})
 
 
 def test_rows_are_loaded_with_their_legality_and_published(folder, tmp_path):

@@ -1,0 +1,96 @@
+"""What the heuristic knows of groups alone: rows that only the device knows, and C that a tile waits for."""
+
+import math
+
+import pytest
+
+from deep_gemm import _C
+from tests.fakes.grouped_variants import K_GROUPED, MASKED, make_grouped
+
+H200 = _C.Device.known("h200")
+NAMES = _C.config_feature_names()
+#: The rows of a masked group over those expected, as the heuristic draws them.
+SHARES = (0.7, 0.85, 1.0, 1.15, 1.3)
+SIZES = (1024, 4096, 7168)
+
+
+def named(problem, config) -> dict[str, float]:
+    """Return the features of a config by name."""
+    return dict(zip(NAMES, _C.get_config_features(problem, H200, [config])[0].tolist(), strict=True))
+
+
+def masked(op: str, groups: int, expected: int):
+    """Return a masked problem and a tile of 128 x 128: 32 tiles along n."""
+    problem = make_grouped(op, *SIZES, groups, expected_m=expected)
+    return problem, _C.Config(128, 128, 4, block_k=64 if "bf16" in op else 128)
+
+
+@pytest.mark.parametrize("op", MASKED)
+@pytest.mark.parametrize("expected", [40, 200, 512, 1000])
+def test_the_rounds_of_one_group_are_the_mean_over_its_draws(op, expected):
+    problem, config = masked(op, 1, expected)
+    tiles = [math.ceil(min(expected * share, 1024) / 128) * 32 for share in SHARES]
+    values = named(problem, config)
+    assert values["rounds"] == pytest.approx(sum(math.ceil(count / 132) for count in tiles) / 5)
+    assert values["last_wave_fill"] == pytest.approx(values["waves"] / values["rounds"])
+
+
+@pytest.mark.parametrize("op", MASKED)
+def test_many_groups_are_drawn_apart(op):
+    """Their tiles lie near the mean of all draws, so that none fills or begins a round by itself."""
+    problem, config = masked(op, 64, 128)
+    per_group = [math.ceil(128 * share / 128) for share in SHARES]
+    mean, spread = 64 * sum(per_group) / 5, math.sqrt(64)
+    drawn = [mean + spread * (count - sum(per_group) / 5) for count in per_group]
+    assert max(drawn) - min(drawn) < (max(per_group) - min(per_group)) * 64 / 4
+    assert named(problem, config)["rounds"] == pytest.approx(sum(math.ceil(tiles * 32 / 132) for tiles in drawn) / 5)
+
+
+@pytest.mark.parametrize("op", MASKED)
+def test_a_draw_takes_at_least_one_round(op):
+    problem, config = masked(op, 1, 1)
+    assert named(problem, config)["rounds"] == 1.0
+
+
+def waits(op: str, k: int, num_stages: int, **fields) -> tuple[int, float]:
+    """Return the tiles of D of a config of 128 x 64, and the share that its epilogue has of a tile."""
+    problem = make_grouped(op, 4096, 4096, k, 4, **({"c_mode": "accumulate"} | fields))
+    config = _C.Config(128, 64, num_stages, block_k=64 if "bf16" in op else 128)
+    values = named(problem, config)
+    return int(values["d_tiles"]), values["epilogue_share"]
+
+
+@pytest.mark.parametrize("op", K_GROUPED)
+def test_short_groups_wait_for_c_unless_it_comes_one_tile_ahead(op):
+    ahead, deep = 4, 7
+    short, long = 4 * 128, 4 * 16384
+    assert waits(op, short, ahead)[0] == 2 and waits(op, short, deep)[0] == 1
+    assert waits(op, short, deep)[1] > waits(op, short, ahead)[1] + 0.05, "C of this tile is waited for"
+    assert waits(op, long, deep)[1] == waits(op, long, deep, c_mode="none")[1], "K hides it"
+
+
+@pytest.mark.parametrize("op", K_GROUPED)
+def test_without_c_nothing_is_waited_for(op):
+    assert waits(op, 4 * 128, 7)[1] > waits(op, 4 * 128, 7, c_mode="none")[1]
+
+
+def test_dense_products_know_no_second_tile():
+    """Their trees were fitted before there was one."""
+    problem = _C.Problem("fp8_gemm", 4096, 4096, 128, recipe="1d1d", d_dtype="fp32", c_mode="accumulate")
+    deep, ahead = (_C.Config(128, 64, stages) for stages in (7, 4))
+    assert _C.has_two_d_tiles(problem, ahead) and not _C.has_two_d_tiles(problem, deep)
+    assert named(problem, ahead)["d_tiles"] == named(problem, deep)["d_tiles"] == 1
+
+
+@pytest.mark.parametrize("k", [4 * 256, 4 * 1024, 4 * 4096])
+def test_trees_judge_both_ways_of_adding_onto_c(k):
+    """Of BF16 groups of K: the heuristic adds by TMA from 20 steps on alone."""
+    problem = make_grouped(K_GROUPED[1], 1216, 1152, k, 4, c_mode="accumulate")
+    shortlist = _C.get_shortlist(problem, H200, _C.NUM_RANKED)
+    assert len(shortlist) == len(set(map(str, shortlist))) == _C.NUM_RANKED
+    for config in shortlist[:-1]:
+        other = _C.Config(**config.as_dict() | {"reduce_add": 1 - config.reduce_add})
+        assert (other in shortlist) == _C.is_legal(problem, other, H200)
+    assert shortlist[0] == _C.get_analytic_config(problem, H200)
+    without = _C.get_shortlist(problem, H200, _C.NUM_RANKED, adds=False)
+    assert not any(config.reduce_add for config in without), "trees that saw no such row are not asked"
