@@ -26,8 +26,8 @@ constexpr const char* kNames[kNumConfigRow] = {
 
 constexpr double kLn2 = 0.6931471805599453;
 
-// The share of the tiles that is filled.
-double fill(double tiles) { return tiles / std::ceil(tiles); }
+// The share of the last wave or tile that is filled, of all waves or tiles on average.
+double fill(double waves) { return waves / std::ceil(waves); }
 
 }  // namespace
 
@@ -83,7 +83,7 @@ void ConfigFeatures::rate(const AnalyticChoice& choice) {
     *out++ = facts.has_two_scales ? two_scale_share(problem_.n, tile.block_n, tiling.n_tiles) : 0.0;
     *out++ = facts.has_column_scales ? 1.0 : 0.0;
     *out++ = waves;
-    *out++ = waves / tiling.rounds;
+    *out++ = fill(waves);
     *out++ = useful_ / padded;
     *out++ = tiling.rounds;
     *out++ = portable_log2(pieces);

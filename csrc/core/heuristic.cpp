@@ -64,28 +64,10 @@ int64_t count_m_tiles(const Problem& problem, int32_t block_m) {
     return groups * ceil_div(rows_per_group(problem), block_m);
 }
 
-// Tiles along m of one masked group in each draw of its rows. These are assumed to be 0.7 to 1.3 times the rows
-// expected, as after a router that is trained to balance them.
-std::array<int64_t, kRowDraws> draw_m_tiles(const Problem& problem, int32_t block_m) {
-    constexpr int64_t kWhole = 20;
-    constexpr std::array<int64_t, kRowDraws> kShares{14, 17, 20, 23, 26};
-    std::array<int64_t, kRowDraws> tiles;
-    for (size_t i = 0; i < kShares.size(); ++i)
-        tiles[i] = ceil_div(std::min(rows_per_group(problem) * kShares[i], problem.m * kWhole), block_m * kWhole);
-    return tiles;
-}
-
 // std::ceil of what is not negative, without a call of the C library.
 double round_up(double value) {
     const int64_t whole = int64_t(value);
     return double(whole + (double(whole) < value));
-}
-
-// Rounds of `m_tiles` (of all groups, by draw) of a column of tiles each, on average; a draw takes at least one.
-double mean_rounds(const std::array<double, kRowDraws>& m_tiles, double columns, double slots) {
-    double sum = 0.0;
-    for (double tiles : m_tiles) sum += std::max(1.0, round_up(tiles * columns / slots));
-    return sum / kRowDraws;
 }
 
 // Whether each group has a D of its own and m rows.
@@ -134,18 +116,37 @@ const Tiler::Rows& Tiler::count_rows(int32_t block_m) {
     return rows;
 }
 
-// Groups are drawn apart from each other, so that the spread of all their tiles grows as the root of their number. Few
-// groups with few tiles fill the last round in some draws and begin another one in others: with the rounds of the mean
-// draw the heuristic lost 3.2 and 3.7 % on masked groups in BF16 and FP8, with these 2.8 and 3.2 (H200, 230 and 72
-// problems; with at most four groups 9.9 and 5.5, and 7.3 and 4.0).
+// Masked groups are assumed to have 0.7 to 1.3 times the rows expected, as after a router that is trained to balance
+// them: one draw for each sixteenth of that range. Groups are drawn apart from each other, so that the spread of all
+// their tiles grows as the root of their number. Few groups fill the last round of tiles in some draws and begin
+// another one in others: with the rounds of the mean draw the heuristic lost 3.2 and 3.7 % on masked groups in BF16 and
+// FP8, with these 2.7 and 3.0 (H200, 230 and 72 problems; H100, 51 and 71: 3.8 and 3.7, and 3.0 and 3.3).
 void Tiler::draw_rows(Rows& rows) const {
-    const double groups = double(problem_.num_groups), root = std::sqrt(groups);
-    const std::array<int64_t, kRowDraws> drawn = draw_m_tiles(problem_, rows.block_m);
-    int64_t sum = 0;
-    for (int64_t tiles : drawn) sum += tiles;
-    const double mean = double(sum) / kRowDraws;
-    for (size_t i = 0; i < drawn.size(); ++i) rows.drawn_tiles[i] = groups * mean + root * (double(drawn[i]) - mean);
-    rows.tiles = ceil_div(problem_.num_groups * sum, int64_t(kRowDraws));
+    constexpr double kLeast = 0.7, kRange = 0.6;
+    const double groups = double(problem_.num_groups), root = std::sqrt(groups), room = double(problem_.m),
+                 expected = double(rows_per_group(problem_)), block_m = double(rows.block_m);
+    std::array<double, kRowDraws> tiles;  // of one group, ascending
+    double sum = 0.0;
+    for (int i = 0; i < kRowDraws; ++i) {
+        const double share = kLeast + kRange * (i + 0.5) / kRowDraws;
+        sum += tiles[i] = round_up(std::min(expected * share, room) / block_m);
+    }
+    const double mean = sum / kRowDraws;
+    rows.num_draws = 0;
+    for (int i = 0; i < kRowDraws; ++i) {
+        if (i == 0 || tiles[i] != tiles[i - 1])
+            rows.draws[rows.num_draws++] = {groups * mean + root * (tiles[i] - mean), 0.0};
+        rows.draws[rows.num_draws - 1].share += 1.0 / kRowDraws;
+    }
+    rows.tiles = int64_t(round_up(groups * mean));
+}
+
+// Rounds on average over the draws, each of which takes at least one.
+double Tiler::mean_rounds(const Rows& rows, double columns, double slots) {
+    double sum = 0.0;
+    for (int i = 0; i < rows.num_draws; ++i)
+        sum += rows.draws[i].share * std::max(1.0, round_up(rows.draws[i].tiles * columns / slots));
+    return sum;
 }
 
 Tiling Tiler::divide(const Config& config, const TileFacts& facts) { return divide_inline(config, facts); }
@@ -166,10 +167,9 @@ Tiling Tiler::divide_inline(const Config& config, const TileFacts& facts) {
         tiling.parts = problem_.batch_invariant ? count_invariant_parts(problem_)
                                                 : std::max<int64_t>(1, tiling.slots / tiling.cluster_tiles);
     const int64_t pieces = tiling.cluster_tiles * tiling.parts;
-    tiling.rounds = kind.has_room()
-                        ? mean_rounds(rows.drawn_tiles, double(ceil_shift(tiling.n_tiles, config.cluster_n)),
-                                      double(tiling.slots) * config.cluster_m)
-                        : double(ceil_div(pieces, tiling.slots));
+    tiling.rounds = kind.has_room() ? mean_rounds(rows, double(ceil_shift(tiling.n_tiles, config.cluster_n)),
+                                                  double(tiling.slots) * config.cluster_m)
+                                    : double(ceil_div(pieces, tiling.slots));
     tiling.blocks_per_sm = facts.blocks_per_sm == 1
                                ? 1
                                : int(std::min<int64_t>(facts.blocks_per_sm, ceil_div(pieces * cluster_size, sms_)));

@@ -28,7 +28,7 @@ struct Tiling {
 };
 
 // Draws of the rows of masked groups, which the host does not know.
-inline constexpr int kRowDraws = 5;
+inline constexpr int kRowDraws = 16;
 
 // Divides one problem into tiles. It remembers counts of rows, because candidates share few of them and those of masked
 // groups take several divisions each.
@@ -44,10 +44,16 @@ class Tiler {
     struct Rows {
         int32_t block_m = 0;
         int64_t tiles = 0, tiles_of_group = 0;
-        std::array<double, kRowDraws> drawn_tiles{};  // of masked groups
+        // Of masked groups: the tiles of all of them by draw, those with equal tiles together.
+        struct Draw {
+            double tiles, share;
+        };
+        int num_draws = 0;
+        std::array<Draw, kRowDraws> draws;
     };
     inline const Rows& count_rows(int32_t block_m);
     void draw_rows(Rows& rows) const;
+    static double mean_rounds(const Rows& rows, double columns, double slots);
 
     const Problem& problem_;
     int32_t sms_;

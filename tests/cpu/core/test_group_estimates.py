@@ -10,7 +10,7 @@ from tests.fakes.grouped_variants import K_GROUPED, MASKED, make_grouped
 H200 = _C.Device.known("h200")
 NAMES = _C.config_feature_names()
 #: The rows of a masked group over those expected, as the heuristic draws them.
-SHARES = (0.7, 0.85, 1.0, 1.15, 1.3)
+SHARES = [0.7 + 0.6 * (index + 0.5) / 16 for index in range(16)]
 SIZES = (1024, 4096, 7168)
 
 
@@ -31,8 +31,7 @@ def test_the_rounds_of_one_group_are_the_mean_over_its_draws(op, expected):
     problem, config = masked(op, 1, expected)
     tiles = [math.ceil(min(expected * share, 1024) / 128) * 32 for share in SHARES]
     values = named(problem, config)
-    assert values["rounds"] == pytest.approx(sum(math.ceil(count / 132) for count in tiles) / 5)
-    assert values["last_wave_fill"] == pytest.approx(values["waves"] / values["rounds"])
+    assert values["rounds"] == pytest.approx(sum(math.ceil(count / 132) for count in tiles) / 16)
 
 
 @pytest.mark.parametrize("op", MASKED)
@@ -40,10 +39,10 @@ def test_many_groups_are_drawn_apart(op):
     """Their tiles lie near the mean of all draws, so that none fills or begins a round by itself."""
     problem, config = masked(op, 64, 128)
     per_group = [math.ceil(128 * share / 128) for share in SHARES]
-    mean, spread = 64 * sum(per_group) / 5, math.sqrt(64)
-    drawn = [mean + spread * (count - sum(per_group) / 5) for count in per_group]
+    mean, spread = sum(per_group) / 16, math.sqrt(64)
+    drawn = [64 * mean + spread * (count - mean) for count in per_group]
     assert max(drawn) - min(drawn) < (max(per_group) - min(per_group)) * 64 / 4
-    assert named(problem, config)["rounds"] == pytest.approx(sum(math.ceil(tiles * 32 / 132) for tiles in drawn) / 5)
+    assert named(problem, config)["rounds"] == pytest.approx(sum(math.ceil(tiles * 32 / 132) for tiles in drawn) / 16)
 
 
 @pytest.mark.parametrize("op", MASKED)
