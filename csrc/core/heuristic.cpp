@@ -64,9 +64,9 @@ int64_t count_m_tiles(const Problem& problem, int32_t block_m) {
     return groups * ceil_div(rows_per_group(problem), block_m);
 }
 
-// std::ceil of what is not negative, without a call of the C library.
+// std::ceil of what is not negative, without a call of the C library; at most 2^53.
 double round_up(double value) {
-    const int64_t whole = int64_t(value);
+    const int64_t whole = int64_t(std::min(value, 0x1p53));
     return double(whole + (double(whole) < value));
 }
 

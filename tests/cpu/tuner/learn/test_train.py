@@ -249,12 +249,16 @@ def test_no_folder_is_a_usage_error(tmp_path):
         train.load(tmp_path)
 
 
-def test_changed_data_or_heuristic_is_refused(data, folder):
+def test_changed_data_or_heuristic_is_refused(data, folder, monkeypatch):
     found = train.load(folder)
-    with pytest.raises(errors.IntegrityError, match="database changed"):
+    with pytest.raises(errors.IntegrityError, match="the database or the op kind's estimate changed"):
         train.check_unchanged(found, replace(data, log_ratio=data.log_ratio + 1e-9))
     with pytest.raises(errors.IntegrityError, match="heuristic_version"):
         train.check_unchanged(replace(found, record=replace(found.record, heuristic_version="other")), data)
+    train.check_unchanged(found, data)
+    monkeypatch.setattr(_C, "estimate_revision", lambda op: 99)
+    with pytest.raises(errors.IntegrityError, match="estimate changed"):
+        train.check_unchanged(found, data)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
