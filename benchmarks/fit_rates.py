@@ -17,7 +17,9 @@ are small.
 --record stores the scores of the folds, from which targets S3 and S3_grouped follow (selector.py). Result: {"meta":
 identity, options; "ops": {op kind: {"meta": of which rows; "problems", "present", "blurred", "refitted": mean, p95 and
 max of regret}}; "folds": [{"held_out", "kept", "seen": problems; "blurred", "refitted": rates}]}. As in evaluation.json
-a mean is geometric, and neither problems that lack part of the space nor masked ones of few groups count.
+a mean is geometric, and neither problems that lack part of the space nor masked ones of few groups count. With --keep
+some op kinds of the present record stay, where their evaluation is of other rows than --db; the folds are then those of
+the others, and meta has them as "kept".
 """
 
 import argparse
@@ -38,7 +40,7 @@ from tuner.learn.evaluate import find_few
 from tuner.learn.families import Split, find_families, split_families
 from tuner.learn.sources import find_device, find_ops, open_database
 
-from .selector import RATES
+from .selector import RATES, keep_rates
 from .speedup import rounded
 from .stamp import results_of, write_json
 
@@ -341,6 +343,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--write", type=Path, help="fit to --problems of every op kind, and write the rates as JSON")
     parser.add_argument("--record", action="store_true", help="store the folds' scores among the GPU model's results")
     parser.add_argument("--out", type=Path, help="where --record stores them instead")
+    parser.add_argument("--keep", nargs="+", default=[], metavar="OP", help="op kinds of the record there that stay")
     args = parser.parse_args(arguments)
     if args.record and not (args.folds and args.whole and args.start is None and not args.ops):
         parser.error("--record: needs folds, --whole, and the GPU model's own rates and every op kind")
@@ -373,7 +376,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(format_scores({name: group_by_op(recording.entries, each) for name, each in joined.items()}), flush=True)
         if args.record:
             out = args.out or results_of(recording.device.sku) / RATES
-            write_json(out, make_record(recording, folds, args))
+            write_json(out, keep_rates(make_record(recording, folds, args), out, args.keep))
     if args.write:
         score_fit(recording, args)
     return 0

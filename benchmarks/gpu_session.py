@@ -31,7 +31,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from .stamp import ROOT, write_json
+from tuner.measure.stamp import write_json
+
+#: Of the repository. Not stamp.ROOT: that module needs the native one, which the first step builds.
+ROOT = Path(__file__).resolve().parents[1]
 
 SUITE = re.compile(r"suite(?:-([a-z_]+))?(?::([1-9]\d*)/([1-9]\d*))?")
 SWEEP = re.compile(r"sweep-([a-z_]+)")

@@ -189,6 +189,25 @@ def find_refitted(result: dict, rates: dict) -> dict[str, dict]:
     }
 
 
+def keep_rates(record: dict, path: Path, kept: list[str]) -> dict:
+    """Return a record of fit_rates.py in which some op kinds are those of the record at `path`.
+
+    Raises: ValueError where it lacks one, or is of another heuristic or GPU model.
+    """
+    if not kept:
+        return record
+    present = read_json(path)
+    for name in ("sku", "heuristic_version"):
+        if present["meta"][name] != record["meta"][name]:
+            raise ValueError(f"--keep: {path} is of another {name}; score every op kind again")
+    if missing := sorted(set(kept) - present["ops"].keys()):
+        raise ValueError(f"--keep {' '.join(missing)}: not in {path}")
+    ops = record["ops"] | {op: present["ops"][op] for op in kept}
+    hashes = {op: part["meta"]["kernel_hash"][op] for op, part in ops.items()}
+    dates = [part["meta"]["date"] for part in ops.values()]
+    return record | {"ops": ops, "meta": record["meta"] | {"kernel_hash": hashes, "date": max(dates), "kept": [*kept]}}
+
+
 def is_of_same_rows(evaluated: dict, fitted: dict) -> bool:
     """Return whether an evaluation and a fit of rates are of the same rows of one op kind: by what both say of them,
     and by the package's rates, which must have the same figures in both. A snapshot lacks search rows, so that other

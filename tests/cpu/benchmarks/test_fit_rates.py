@@ -145,6 +145,27 @@ def test_figures_of_a_record_follow_from_its_rates(tmp_path, monkeypatch):
     assert record["meta"]["heuristic_version"] == _C.heuristic_version(DEVICE.sku) and record["meta"]["complete"]
 
 
+def test_op_kinds_of_the_present_record_can_stay(tmp_path, monkeypatch):
+    """Where an evaluation is of rows that the database of the others lacks."""
+    monkeypatch.setattr(fit_rates, "load_recording", lambda args: make_recording("fp8_gemm", "bf16_gemm"))
+    path = tmp_path / selector.RATES
+    words = ["--folds", "2", "--generations", "2", "--jobs", "1", "--whole", "--record", "--out", str(path)]
+    assert fit_rates.main(words) == 0
+    record = read_json(path)
+    record["ops"]["bf16_gemm"] |= {"problems": 99}
+    record["ops"]["fp8_gemm"] |= {"problems": 98}
+    write_json(path, record)
+    assert fit_rates.main([*words, "--keep", "bf16_gemm"]) == 0
+    found = read_json(path)
+    assert {op: part["problems"] for op, part in found["ops"].items()} == {"bf16_gemm": 99, "fp8_gemm": 12}
+    assert found["meta"]["kept"] == ["bf16_gemm"] and found["meta"]["kernel_hash"] == record["meta"]["kernel_hash"]
+    with pytest.raises(ValueError, match="batched_fp8_gemm: not in"):
+        fit_rates.main([*words, "--keep", "batched_fp8_gemm"])
+    write_json(path, found | {"meta": found["meta"] | {"heuristic_version": "another"}})
+    with pytest.raises(ValueError, match="of another heuristic_version"):
+        fit_rates.main([*words, "--keep", "bf16_gemm"])
+
+
 @pytest.mark.parametrize("words", [
     [], ["--whole", "--folds", "0"], ["--whole", "--ops", "bf16_gemm"], ["--whole", "--blur", "0"],
     ["--whole", "--generations", "0"],

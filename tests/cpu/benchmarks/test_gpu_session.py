@@ -1,5 +1,6 @@
 """Running several steps on a GPU machine: commands, budgets, the effect of failures, and the files written."""
 
+import subprocess
 import sys
 import time
 
@@ -174,3 +175,14 @@ def test_the_worst_step_gives_the_exit_code():
         ["ok"], ["ok", "incomplete"], ["incomplete", "failed"], ["skipped"], ["timed out"],
     )]  # fmt: skip
     assert codes == [0, 3, 1, 1, 1]
+
+
+def test_a_session_begins_without_the_native_module(tmp_path):
+    """Its first step builds it."""
+    code = (
+        "import runpy, sys; sys.modules['deep_gemm'] = None; sys.argv = ['gpu_session', '--help'];"
+        " runpy.run_module('benchmarks.gpu_session', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "suite" in done.stdout, done.stderr
+    assert gpu_session.ROOT == ROOT
