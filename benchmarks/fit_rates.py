@@ -18,8 +18,8 @@ are small.
 identity, options; "ops": {op kind: {"meta": of which rows; "problems", "present", "blurred", "refitted": mean, p95 and
 max of regret}}; "folds": [{"held_out", "kept", "seen": problems; "blurred", "refitted": rates}]}. As in evaluation.json
 a mean is geometric, and neither problems that lack part of the space nor masked ones of few groups count. With --keep
-some op kinds of the present record stay, where their evaluation is of other rows than --db; the folds are then those of
-the others, and meta has them as "kept".
+the scores of some op kinds in the present record stay, where their evaluation is of other rows than --db; fits see the
+rows of --db all the same, and "kept" in meta names these op kinds.
 """
 
 import argparse
@@ -40,8 +40,9 @@ from tuner.learn.evaluate import find_few
 from tuner.learn.families import Split, find_families, split_families
 from tuner.learn.sources import find_device, find_ops, open_database
 
-from .selector import RATES, keep_rates
+from .selector import RATES, read_kept_rates
 from .speedup import rounded
+from .stale import ESTIMATES
 from .stamp import results_of, write_json
 
 #: Slower configs count as this slow (log time): a fit must not spend itself on how slow a slow config is.
@@ -284,13 +285,14 @@ def describe_source(data: Dataset) -> dict:
         "kernel_hash": {identity.op: identity.kernel_hash},
         "compiler": identity.compiler,
         "regime": identity.regime,
+        ESTIMATES: _C.estimate_revision(identity.op),
         "date": data.newest[:10],
         "data": {"problems": len(data.problems), "timed": int((data.state != UNMEASURED).sum())},
     }
 
 
-def make_record(recording: Recording, folds: list[Fold], args: argparse.Namespace) -> dict:
-    """Return the result of --record."""
+def make_record(recording: Recording, folds: list[Fold], args: argparse.Namespace, kept: dict[str, dict]) -> dict:
+    """Return the result of --record, in which some op kinds have the parts of the record before."""
     entries, device, sources = recording
     regrets = join_regrets(folds, len(entries))
     is_counted = group_by_op(entries, np.array([entry.is_counted for entry in entries]))
@@ -300,13 +302,16 @@ def make_record(recording: Recording, folds: list[Fold], args: argparse.Namespac
         | {name: summarize(values[op][counted]) for name, values in by_op.items()}
         for op, counted in is_counted.items()
         if counted.any()
-    }
+    } | kept
+    sources = {op: part["meta"] for op, part in ops.items()}
     options = {name: getattr(args, name) for name in ("folds", "problems", "generations", "blur", "seed", "whole")}
     meta = {
         "sku": device.sku,
         "kernel_hash": {op: value for op in ops for value in sources[op]["kernel_hash"].values()},
         "heuristic_version": _C.heuristic_version(device.sku),
+        ESTIMATES: {op: sources[op].get(ESTIMATES, 1) for op in ops},
         "date": max(sources[op]["date"] for op in ops),
+        "kept": sorted(kept),
         "options": options,
         "complete": True,
     }
@@ -347,6 +352,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.record and not (args.folds and args.whole and args.start is None and not args.ops):
         parser.error("--record: needs folds, --whole, and the GPU model's own rates and every op kind")
+    if args.keep and not args.record:
+        parser.error("--keep: is of what --record stores; add --record, or leave --keep out")
     if args.record and not (args.blur > 0.0 and args.generations > 0):
         parser.error("--record: needs --blur and --generations above 0: the package's rates have seen every fold")
     if importlib.util.find_spec("cmaes") is None:
@@ -370,13 +377,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Score and fit as asked. Returns 0."""
     args = parse(arguments)
     recording = load_recording(args)
+    out = args.out or results_of(recording.device.sku) / RATES
+    kept = read_kept_rates(out, recording.device.sku, args.keep)  # fits take minutes: what is wrong is said before
     if args.folds:
         folds = run_folds(recording.entries, recording.device, args)
         joined = join_regrets(folds, len(recording.entries))
         print(format_scores({name: group_by_op(recording.entries, each) for name, each in joined.items()}), flush=True)
         if args.record:
-            out = args.out or results_of(recording.device.sku) / RATES
-            write_json(out, keep_rates(make_record(recording, folds, args), out, args.keep))
+            write_json(out, make_record(recording, folds, args, kept))
     if args.write:
         score_fit(recording, args)
     return 0

@@ -18,6 +18,7 @@ from deep_gemm import _C
 from deep_gemm.fields import OP_KINDS
 
 from .speedup import rounded
+from .stale import ESTIMATES
 from .stamp import read_json, results_of, write_json
 
 #: Seeds of a validation that S1 asks for.
@@ -41,6 +42,7 @@ def make_result(folder: Path) -> dict:
         "kernel_hash": {identity["op"]: identity["kernel_hash"]},
         "compiler": identity["compiler"],
         "regime": identity["regime"],
+        ESTIMATES: _C.estimate_revision(identity["op"]),
         "date": training["newest_row"][:10],
         "data": training["data"],
         "settings": training["settings"],
@@ -62,6 +64,7 @@ def join_results(results: list[dict]) -> dict:
     meta = {
         "sku": metas[0]["sku"],
         "kernel_hash": hashes,
+        ESTIMATES: {op: meta.get(ESTIMATES, 1) for meta in metas for op in meta["kernel_hash"]},
         "date": max(meta["date"] for meta in metas),
         "complete": True,
     }
@@ -189,23 +192,23 @@ def find_refitted(result: dict, rates: dict) -> dict[str, dict]:
     }
 
 
-def keep_rates(record: dict, path: Path, kept: list[str]) -> dict:
-    """Return a record of fit_rates.py in which some op kinds are those of the record at `path`.
+def read_kept_rates(path: Path, sku: str, kept: list[str]) -> dict[str, dict]:
+    """Return op kinds of the record of fit_rates.py at `path`.
 
-    Raises: ValueError where it lacks one, or is of another heuristic or GPU model.
+    Raises: ValueError where there is none, or it lacks one or is of another heuristic, estimate or GPU model.
     """
-    if not kept:
-        return record
-    present = read_json(path)
-    for name in ("sku", "heuristic_version"):
-        if present["meta"][name] != record["meta"][name]:
+    if kept and not path.exists():
+        raise ValueError(f"--keep: {path}: no such file; leave --keep out")
+    present = read_json(path) if kept else {"ops": {}}
+    for name, own in (("sku", sku), ("heuristic_version", _C.heuristic_version(sku))) if kept else ():
+        if present["meta"][name] != own:
             raise ValueError(f"--keep: {path} is of another {name}; score every op kind again")
-    if missing := sorted(set(kept) - present["ops"].keys()):
-        raise ValueError(f"--keep {' '.join(missing)}: not in {path}")
-    ops = record["ops"] | {op: present["ops"][op] for op in kept}
-    hashes = {op: part["meta"]["kernel_hash"][op] for op, part in ops.items()}
-    dates = [part["meta"]["date"] for part in ops.values()]
-    return record | {"ops": ops, "meta": record["meta"] | {"kernel_hash": hashes, "date": max(dates), "kept": [*kept]}}
+    for op in kept:
+        if op not in present["ops"]:
+            raise ValueError(f"--keep {op}: not in {path}")
+        if present["ops"][op]["meta"].get(ESTIMATES, 1) != _C.estimate_revision(op):
+            raise ValueError(f"--keep {op}: {path} is of another estimate of it; score it again")
+    return {op: present["ops"][op] for op in kept}
 
 
 def is_of_same_rows(evaluated: dict, fitted: dict) -> bool:
@@ -214,7 +217,9 @@ def is_of_same_rows(evaluated: dict, fitted: dict) -> bool:
     configs count as the best.
     """
     one, other = evaluated["meta"], fitted["meta"]
-    is_same_source = all(one[name] == other[name] for name in SOURCE)
+    is_same_source = all(one[name] == other[name] for name in SOURCE) and one.get(ESTIMATES, 1) == other.get(
+        ESTIMATES, 1
+    )
     has_same_counts = all(one["data"].get(name) == count for name, count in other["data"].items())
     heuristic = evaluated["splits"]["family"]["heuristic"]
     is_same_regret = abs(heuristic["mean"] - fitted["present"]["mean"]) <= SAME_MEAN

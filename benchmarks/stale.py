@@ -36,6 +36,9 @@ OF_CHOICES = (
     *("models.json", "models_compiled.json", "models_deepseek.json", "models_qwen3.json"),
     *("models_qwen3_transformers.json", "train_llama.json", "transpose_fp8.json", "tuned_models.json"),
 )
+#: What a record of regrets says of the estimate of each op kind (`_C.estimate_revision`), 1 where it says nothing.
+ESTIMATES = "estimate_revision"
+OF_ESTIMATES = ("evaluation.json", "fit_rates.json")
 #: Records that hang on no choice: of every config, of kernels that have none, of right results, of what is trained on.
 OF_NO_CHOICE = (
     *("calibration.json", "callers.json", "compile_time.json", "evaluation.json", "fit_rates.json", "host_ops.json"),
@@ -71,7 +74,7 @@ class State(NamedTuple):
 
 def without_selector(recorded: dict[str, str | None]) -> dict[str, str | None]:
     """Return the kernels' hashes of what a result carries."""
-    return {op: hash_ for op, hash_ in recorded.items() if op != SELECTOR}
+    return {op: hash_ for op, hash_ in recorded.items() if op not in (SELECTOR, ESTIMATES)}
 
 
 def read_reasons() -> dict[str, str]:
@@ -89,6 +92,13 @@ def current_kernel_hash(op: str = OP) -> str | None:
         return kernel_hash(op)
     except ProblemError:
         return None
+
+
+def estimate_revision(op: str) -> int | None:
+    """Return the tree's revision of an op kind's estimate, None for an op kind that the tree does not have."""
+    from deep_gemm import _C
+
+    return _C.estimate_revision(op) if current_kernel_hash(op) else None
 
 
 def current_hashes(recorded: dict[str, str] | None) -> dict[str, str | None]:
@@ -208,6 +218,8 @@ def find_recorded(path: Path, meta: dict) -> dict[str, str | None] | str | None:
     if path.name == GPU_RECORD:
         return find_tree_hash(meta)
     hashes = meta.get("kernel_hash")
+    if path.name in OF_ESTIMATES:
+        return (hashes or {}) | {ESTIMATES: {op: meta.get(ESTIMATES, {}).get(op, 1) for op in hashes or {}}}
     if path.name not in OF_CHOICES:
         return hashes
     parts, selector = meta.get(SELECTOR_PARTS), meta.get(SELECTOR, UNNAMED)
@@ -220,6 +232,9 @@ def find_current(path: Path, recorded: dict[str, str | None] | str | None) -> ob
         return current_tree_hash()
     if path.suffix != ".json":
         return serving_hashes(recorded)
+    if path.name in OF_ESTIMATES:
+        kernels = without_selector(recorded)
+        return holding_hashes(path, kernels) | {ESTIMATES: {op: estimate_revision(op) for op in kernels}}
     if path.name not in OF_CHOICES:
         return holding_hashes(path, recorded)
     kernels, sku = without_selector(recorded), find_sku(path.parent.name)

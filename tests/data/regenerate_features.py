@@ -12,11 +12,11 @@ def find_unnamed_change(new: dict, old: dict) -> str:
     """Return the name of the version that must be raised before `new` may replace `old`, or ''."""
     if old and new["shape"]["version"] != old["shape"]["version"]:
         return ""  # which names a change of any feature
-    if old and new["revisions"] != old["revisions"]:
-        return ""  # which names a change of any of these op kinds
+    kept = [op for op, revision in new["revisions"].items() if old and old["revisions"].get(op) == revision]
     for name, version in (("shape", "FEATURES_VERSION"), ("heuristic", "heuristic_version")):
-        if old and new[name]["version"] == old[name]["version"] and new[name]["sha256"] != old[name]["sha256"]:
-            return version
+        is_same = old and new[name]["version"] == old[name]["version"]
+        if is_same and any(new[name]["sha256"][op] != old[name]["sha256"][op] for op in kept):
+            return f"{version} or estimate_revision"
     return ""
 
 

@@ -108,10 +108,11 @@ def choose(data: Dataset, settings: Settings) -> Settings:
 
 def fingerprint(data: Dataset) -> str:
     """Return a SHA-256 over everything in the data that training reads, and the revision of the estimate that rows are
-    relative to.
+    relative to, but for the first one: folders from before there were any hold.
     """
     digest = hashlib.sha256(json.dumps(asdict(data.identity), sort_keys=True).encode())
-    digest.update(f"estimate revision {_C.estimate_revision(data.identity.op)}".encode())
+    if (revision := _C.estimate_revision(data.identity.op)) != 1:
+        digest.update(f"estimate revision {revision}".encode())
     for item in (*(problem.key for problem in data.problems), *(str(config) for config in data.configs)):
         digest.update(item.encode())
     for array in (

@@ -200,12 +200,20 @@ def make_leaf(features: np.ndarray) -> dict[str, np.ndarray]:
 def describe_part(identity: Identity) -> dict:
     """Return the metadata of an op kind without a model."""
     return {
-        "estimate_revision": _C.estimate_revision(identity.op),
+        **describe_estimate(identity.op),
         "kernel_hash": identity.kernel_hash,
         "regime": identity.regime,
         "margin": 0.5,
         "quarantined": [],
     }
+
+
+def describe_estimate(op: str) -> dict[str, int]:
+    """Return the member of an op kind's metadata that names the estimate of this package. The first has none, so that
+    packages from before there were others can read the artefact.
+    """
+    revision = _C.estimate_revision(op)
+    return {} if revision == 1 else {"estimate_revision": revision}
 
 
 def to_config(row: list[int]) -> _C.Config:

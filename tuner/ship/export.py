@@ -27,7 +27,7 @@ from tuner.learn.learner import choose_row, list_ranked
 from tuner.learn.train import EVALUATION, Training, read_bounded, write_file
 from tuner.problems.fields import replace_problem
 from tuner.ship import gates
-from tuner.ship.exact import MAX_CONFIGS, read_base
+from tuner.ship.exact import MAX_CONFIGS, describe_estimate, read_base
 from tuner.ship.exact_table import choose_exact, exact_arrays
 from tuner.ship.model_card import CardPart, Contents, Counts, find_section, write_card
 
@@ -224,7 +224,7 @@ def describe_op(part: Part) -> dict:
     record, configs = part.training.record, part.configs + part.quarantined
     is_failed = [config in part.data.failed for config in configs]
     return {
-        "estimate_revision": _C.estimate_revision(record.identity.op),
+        **describe_estimate(record.identity.op),
         "kernel_hash": record.identity.kernel_hash,
         "regime": record.identity.regime,
         "margin": record.guards.margin,

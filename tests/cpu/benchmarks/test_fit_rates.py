@@ -154,15 +154,26 @@ def test_op_kinds_of_the_present_record_can_stay(tmp_path, monkeypatch):
     record = read_json(path)
     record["ops"]["bf16_gemm"] |= {"problems": 99}
     record["ops"]["fp8_gemm"] |= {"problems": 98}
+    assert record["meta"]["kept"] == [] and record["meta"]["estimate_revision"] == {"bf16_gemm": 1, "fp8_gemm": 1}
     write_json(path, record)
     assert fit_rates.main([*words, "--keep", "bf16_gemm"]) == 0
     found = read_json(path)
     assert {op: part["problems"] for op, part in found["ops"].items()} == {"bf16_gemm": 99, "fp8_gemm": 12}
     assert found["meta"]["kept"] == ["bf16_gemm"] and found["meta"]["kernel_hash"] == record["meta"]["kernel_hash"]
+    monkeypatch.setattr(fit_rates, "run_folds", lambda *_: pytest.fail("what is wrong is said before the fits"))
     with pytest.raises(ValueError, match="batched_fp8_gemm: not in"):
         fit_rates.main([*words, "--keep", "batched_fp8_gemm"])
+    with pytest.raises(SystemExit):
+        fit_rates.main(["--keep", "bf16_gemm"])
     write_json(path, found | {"meta": found["meta"] | {"heuristic_version": "another"}})
     with pytest.raises(ValueError, match="of another heuristic_version"):
+        fit_rates.main([*words, "--keep", "bf16_gemm"])
+    write_json(path, found)
+    monkeypatch.setattr(_C, "estimate_revision", lambda op: 7)
+    with pytest.raises(ValueError, match="of another estimate"):
+        fit_rates.main([*words, "--keep", "bf16_gemm"])
+    path.unlink()
+    with pytest.raises(ValueError, match="no such file"):
         fit_rates.main([*words, "--keep", "bf16_gemm"])
 
 

@@ -1,6 +1,7 @@
 """The figures of the grouped benchmarks and of the selector's grouped op kinds, on made-up results."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -184,9 +185,23 @@ def make_joined(tmp_path, means: dict[str, float]) -> dict:
         }
         write_training(tmp_path / op, split)
         part = selector.make_result(tmp_path / op)
-        part["meta"]["kernel_hash"] = {op: stale.current_kernel_hash(op)}
+        part["meta"] |= {
+            "kernel_hash": {op: stale.current_kernel_hash(op)},
+            stale.ESTIMATES: stale.estimate_revision(op),
+        }
         parts.append(part)
     return selector.join_results(parts)
+
+
+def test_regrets_of_another_estimate_are_stale(tmp_path):
+    joined = make_joined(tmp_path, {"fp8_gemm": 0.01, "m_grouped_fp8_gemm_masked": 0.014})
+    assert joined["meta"][stale.ESTIMATES] == {"fp8_gemm": 1, "m_grouped_fp8_gemm_masked": 2}
+    joined["meta"][stale.ESTIMATES]["m_grouped_fp8_gemm_masked"] = 1
+    write_json(tmp_path / "evaluation.json", joined)
+    assert summary.make_summary(tmp_path)["S1_grouped"]["stale"]
+    assert stale.find_recorded(Path("evaluation.json"), {"kernel_hash": {"fp8_gemm": "a"}})[stale.ESTIMATES] == {
+        "fp8_gemm": 1
+    }
 
 
 def test_grouped_op_kinds_have_selector_targets_of_their_own(tmp_path):

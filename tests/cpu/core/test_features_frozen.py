@@ -3,8 +3,8 @@
 There is one record for dense problems, one for these on an H100, whose estimates have rates of their own, and one for
 grouped ones. Each holds two hashes over the features of 200 problems: one of the features that depend on shapes alone,
 under FEATURES_VERSION, and one of those that use the heuristic's estimates (times, and the clusters that run at once,
-which determine the waves), under heuristic_version of the GPU. Both are under the estimate_revision of its op kinds,
-too.
+which determine the waves), under heuristic_version of the GPU. There are hashes of each op kind, under its
+estimate_revision, too.
 An artefact with another version of either is not used. `python -m tests.data.regenerate_features` writes the records.
 """
 
@@ -108,6 +108,11 @@ def digest(rows: list[list[float]]) -> str:
     return hashlib.sha256(b"".join(struct.pack(f"<{len(row)}d", *row) for row in rows)).hexdigest()
 
 
+def digest_each(rows: dict[str, list], columns: list[int]) -> dict[str, str]:
+    """Return the digest of some columns by op kind."""
+    return {op: digest([[row[index] for index in columns] for row in own]) for op, own in rows.items()}
+
+
 def compute(kind: str) -> dict:
     """Return what the record of `kind` should hold."""
     device = _C.Device.known("h100" if kind.endswith("h100") else "h200")
@@ -115,14 +120,16 @@ def compute(kind: str) -> dict:
     names = _C.config_feature_names()
     estimated = [index for index, name in enumerate(names) if name in ESTIMATED]
     shape = [index for index in range(len(names)) if index not in set(estimated)]
-    rows = [row for problem in problems for row in _C.get_config_features(problem, device, configs).tolist()]
+    rows: dict[str, list] = {problem.op: [] for problem in problems}
+    for problem in problems:
+        rows[problem.op] += _C.get_config_features(problem, device, configs).tolist()
     return {
-        "revisions": {op: _C.estimate_revision(op) for op in sorted({problem.op for problem in problems})},
+        "revisions": {op: _C.estimate_revision(op) for op in rows},
         "names": hashlib.sha256("\n".join(names).encode()).hexdigest(),
-        "shape": {"version": _C.FEATURES_VERSION, "sha256": digest([[row[index] for index in shape] for row in rows])},
+        "shape": {"version": _C.FEATURES_VERSION, "sha256": digest_each(rows, shape)},
         "heuristic": {
             "version": _C.heuristic_version(device.sku),
-            "sha256": digest([[row[index] for index in estimated] for row in rows]),
+            "sha256": digest_each(rows, estimated),
         },
     }
 

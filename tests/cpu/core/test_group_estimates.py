@@ -41,14 +41,7 @@ def test_many_groups_are_drawn_apart(op):
     per_group = [math.ceil(128 * share / 128) for share in SHARES]
     mean, spread = sum(per_group) / 16, math.sqrt(64)
     drawn = [64 * mean + spread * (count - mean) for count in per_group]
-    assert max(drawn) - min(drawn) < (max(per_group) - min(per_group)) * 64 / 4
     assert named(problem, config)["rounds"] == pytest.approx(sum(math.ceil(tiles * 32 / 132) for tiles in drawn) / 16)
-
-
-@pytest.mark.parametrize("op", MASKED)
-def test_a_draw_takes_at_least_one_round(op):
-    problem, config = masked(op, 1, 1)
-    assert named(problem, config)["rounds"] == 1.0
 
 
 def waits(op: str, k: int, num_stages: int, **fields) -> tuple[int, float]:

@@ -93,9 +93,13 @@ def test_a_part_without_a_revision_is_of_the_first():
     assert get_estimate_revision({}) == 1 == get_estimate_revision({"estimate_revision": 1})
     revisions = {op: _C.estimate_revision(op) for op in (*LOGITS, "fp8_gemm", MASKED[0], K_GROUPED[1])}
     assert revisions == {LOGITS[0]: 2, LOGITS[1]: 2, "fp8_gemm": 1, MASKED[0]: 2, K_GROUPED[1]: 2}
-    members = dict.fromkeys(OP_METADATA, 0) | {"estimate_revision": "2"}
-    for broken in (members, {"kernel_hash": "0" * 64}, ["estimate_revision"]):
-        with pytest.raises(ModelError, match="estimate_revision"):
+    members = {"margin": 0, "kernel_hash": "0" * 64, "quarantined": [], "regime": "graph-cold"}
+    assert members.keys() | {"estimate_revision"} == OP_METADATA.keys()
+    for revision in ("2", 0, None):
+        with pytest.raises(ModelError, match="estimate_revision = "):
+            describe_op(LOGITS[1], members | {"estimate_revision": revision}, {})
+    for broken in ({"kernel_hash": "0" * 64}, ["estimate_revision"]):
+        with pytest.raises(ModelError, match="must have exactly the members"):
             describe_op(LOGITS[1], broken, {})
 
 
