@@ -105,7 +105,7 @@ def learn(out: Path, database: Path) -> Path:
     """Train, evaluate and export the op kind that is shown here, of those in the database; return the artefact."""
     training, models = out / "training", out / "models"
     # Fewer trees than by default: validation fits them hundreds of times, and the whole demo is to take minutes.
-    run_tuner("train", "--db", database, "--op", OP, "--out", training, "--trees", "22", "--rate", "0.25")
+    run_tuner("train", "--db", database, "--op", OP, "--out", training, "--trees", "18", "--rate", "0.3")
     run_tuner("evaluate", "--training", training, "--op", OP, "--db", database, "--plot", out / "regret.png")
     # Few problems cannot meet the gates of a release, and the recorded sweep does not meet all of them; the model card
     # then says so.

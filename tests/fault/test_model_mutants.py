@@ -221,7 +221,7 @@ def test_mutated_json_with_a_right_hash():
             accepted.add(path[-1])
     free = {"created", "heuristic_version", "package_version", "regime", "sku", "stale"}  # texts
     # sm_count: any number of SMs that the configs fit.
-    assert accepted == free | {"features_version", "margin", "quarantined", "sm_count"}
+    assert accepted == free | {"estimate_revision", "features_version", "margin", "quarantined", "sm_count"}
 
 
 def node_changes() -> dict[str, dict[str, np.ndarray]]:
