@@ -33,8 +33,7 @@ from typing import NamedTuple
 
 from tuner.measure.stamp import write_json
 
-#: Of the repository. Not stamp.ROOT: that module needs the native one, which the first step builds.
-ROOT = Path(__file__).resolve().parents[1]
+from . import ROOT
 
 SUITE = re.compile(r"suite(?:-([a-z_]+))?(?::([1-9]\d*)/([1-9]\d*))?")
 SWEEP = re.compile(r"sweep-([a-z_]+)")

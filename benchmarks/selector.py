@@ -197,10 +197,12 @@ def read_kept_rates(path: Path, sku: str, kept: list[str]) -> dict[str, dict]:
 
     Raises: ValueError where there is none, or it lacks one or is of another heuristic, estimate or GPU model.
     """
-    if kept and not path.exists():
+    if not kept:
+        return {}
+    if not path.exists():
         raise ValueError(f"--keep: {path}: no such file; leave --keep out")
-    present = read_json(path) if kept else {"ops": {}}
-    for name, own in (("sku", sku), ("heuristic_version", _C.heuristic_version(sku))) if kept else ():
+    present = read_json(path)
+    for name, own in (("sku", sku), ("heuristic_version", _C.heuristic_version(sku))):
         if present["meta"][name] != own:
             raise ValueError(f"--keep: {path} is of another {name}; score every op kind again")
     for op in kept:
@@ -217,9 +219,8 @@ def is_of_same_rows(evaluated: dict, fitted: dict) -> bool:
     configs count as the best.
     """
     one, other = evaluated["meta"], fitted["meta"]
-    is_same_source = all(one[name] == other[name] for name in SOURCE) and one.get(ESTIMATES, 1) == other.get(
-        ESTIMATES, 1
-    )
+    is_same_estimate = one.get(ESTIMATES, 1) == other.get(ESTIMATES, 1)
+    is_same_source = is_same_estimate and all(one[name] == other[name] for name in SOURCE)
     has_same_counts = all(one["data"].get(name) == count for name, count in other["data"].items())
     heuristic = evaluated["splits"]["family"]["heuristic"]
     is_same_regret = abs(heuristic["mean"] - fitted["present"]["mean"]) <= SAME_MEAN

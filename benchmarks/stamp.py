@@ -19,6 +19,8 @@ from tuner.measure.stamp import (
     write_json,
 )
 
+from . import ROOT
+
 __all__ = [
     "DATA",
     "OP",
@@ -43,7 +45,6 @@ __all__ = [
 
 OP = "fp8_gemm"
 OPS = ("fp8_gemm", "bf16_gemm")
-ROOT = Path(__file__).resolve().parents[1]  # folders that a user names are resolved, too, and compared with it
 #: A folder of results for each GPU model that was measured.
 RECORDS = ROOT / "benchmarks" / "results"
 #: Those of the GPU that README.md and docs/performance.md speak of, and that the recorded peers were measured on.

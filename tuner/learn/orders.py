@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from deep_gemm import _C, selection, selector_files
-from deep_gemm.artifact import get_estimate_revision, read_artifact
+from deep_gemm.artifact import read_artifact
 from deep_gemm.errors import ModelError
 from tuner.learn.forest import Forest
 
@@ -41,12 +41,7 @@ def find_trees(op: str, device) -> dict[str, np.ndarray]:
     Nor are there any in an artefact that was learned with other features or estimates.
     """
     selector = selection.get_selector(device)
-    if selector is None or op not in selector.metadata["ops"]:
-        return {}
-    versions = (selector.metadata["features_version"], selector.metadata["heuristic_version"])
-    revision = get_estimate_revision(selector.metadata["ops"][op])
-    own = (_C.FEATURES_VERSION, _C.heuristic_version(selector.metadata["sku"]), _C.estimate_revision(op))
-    if (*versions, revision) != own:
+    if selector is None or op not in selector.metadata["ops"] or selector.find_fault(op, ""):
         return {}
     try:
         _, path = selector_files.selection_mode()
