@@ -19,9 +19,12 @@ from deep_gemm.text import MAX_MESSAGE, printable
 
 _MAX_REMEMBERED = 65536
 
-# By config and kernel identity: asking the JIT again for every problem would hash the whole source.
-_kernels: dict[tuple["_C.Config", "_C.Problem"], "build.CompileResult"] = {}
-_failed: dict[tuple["_C.Config", "_C.Problem"], CompileError] = {}
+# By both tiles and kernel identity: asking the JIT again for every problem would hash the whole source.
+_Key = tuple["_C.Config", "_C.Config | None", "_C.Problem"]
+#: A config, the second tile of its kernel or None, the kernel's cubin and its name.
+_Plan = tuple["_C.Config", "_C.Config | None", bytes, str]
+_kernels: dict[_Key, "build.CompileResult"] = {}
+_failed: dict[_Key, CompileError] = {}
 _seen: set["_C.Problem"] = set()
 _seen_unplanned: set["_C.Problem"] = set()
 _seen_lines: set[str] = set()
@@ -39,23 +42,24 @@ def _reset_after_fork() -> None:
 os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-def plan(problem: "_C.Problem", ordinal: int) -> tuple["_C.Config", bytes, str]:
-    """Return (config, cubin, kernel name) for `problem` on CUDA device `ordinal`.
+def plan(problem: "_C.Problem", ordinal: int) -> _Plan:
+    """Return (config, second tile or None, cubin, kernel name) for `problem` on CUDA device `ordinal`.
 
     Raises: DeviceError where no config is legal; CompileError where neither the chosen config nor the heuristic's
         compiles.
     """
     device = _C.get_device(ordinal)
-    choice = selection.explain(problem, device)
+    choice, second = selection.explain_tiles(problem, device)
     if not is_quiet() and _is_new(problem):
         reason = f": {choice.reason}" if choice.reason else ""
-        _print(f"{choice.config} ({choice.source}{reason})", problem)
+        _print(f"{_C.name_tiles(choice.config, second)} ({choice.source}{reason})", problem)
         _record(problem)
     try:
-        result, config = _get_kernel(problem, choice.config), choice.config
+        result, config = _get_kernel(problem, choice.config, second), choice.config
     except CompileError as error:
-        result, config = _build_analytic(problem, device, choice, error)
-    return config, result.cubin, result.kernel_name
+        result, config = _build_another(problem, device, choice, second, error)
+        second = None
+    return config, second, result.cubin, result.kernel_name
 
 
 def note_unplanned(problem: "_C.Problem") -> None:
@@ -84,7 +88,7 @@ def note_missing_copies(reason: str) -> None:
     _warn_once(f"row-major scales of large products are not copied, which takes longer: {reason}")
 
 
-def plan_without_clusters(problem: "_C.Problem", ordinal: int) -> tuple["_C.Config", bytes, str]:
+def plan_without_clusters(problem: "_C.Problem", ordinal: int) -> _Plan:
     """Plan again, as `plan`, where the GPU places no cluster of the planned config: the heuristic's best of those of
     one CTA.
 
@@ -104,7 +108,7 @@ def plan_without_clusters(problem: "_C.Problem", ordinal: int) -> tuple["_C.Conf
     config = min(single, key=lambda candidate: _C.estimate_time_us(problem, candidate, device))
     _warn_once(f"{device.name} places no cluster of the config chosen for {problem}; using {config} instead")
     result = _get_kernel(problem, config)
-    return config, result.cubin, result.kernel_name
+    return config, None, result.cubin, result.kernel_name
 
 
 def get_plain_kernel(name: str, constants: list[tuple[str, int]], is_refused: bool = False) -> tuple[bytes, str, int]:
@@ -118,28 +122,33 @@ def get_plain_kernel(name: str, constants: list[tuple[str, int]], is_refused: bo
     return result.cubin, result.kernel_name, len(plain_kernels.PLAIN_KERNELS[name].parameters)
 
 
-def rebuild(problem: "_C.Problem", config: "_C.Config") -> tuple[bytes, str, str]:
+def rebuild(problem: "_C.Problem", config: "_C.Config", second: "_C.Config | None" = None) -> tuple[bytes, str, str]:
     """Compile again after the driver refused the cubin that plan gave; return (cubin, kernel name, compiler and
     version).
 
     Raises: CompileError.
     """
-    result = _get_kernel(problem, config, is_refused=True)
+    result = _get_kernel(problem, config, second, is_refused=True)
     return result.cubin, result.kernel_name, f"{result.compiler} {result.compiler_version}"
 
 
-def _build_analytic(problem, device, choice, error: CompileError):
-    """Return (compiled kernel, config) of the heuristic's choice, or raise `error` where that is what failed."""
-    config = selection.get_analytic_config(problem, device)
-    if config == choice.config:
-        raise error
-    result = _get_kernel(problem, config)
-    first_line = str(error).partition("\n")[0]
-    _warn_once(
-        f"{choice.config}, chosen for {problem} ({choice.source}), does not compile ({first_line}); using {config}"
-        " instead"
-    )
-    return result, config
+def _build_another(problem, device, choice, second, error: CompileError):
+    """Return (compiled kernel, config) of what compiles in place of what was chosen: of two tiles the first alone, else
+    the heuristic's choice. Raises `error` where nothing does.
+    """
+    others = [choice.config] if second else []
+    analytic = selection.get_analytic_config(problem, device)
+    others += [analytic] if analytic != choice.config else []
+    for config in others:
+        with contextlib.suppress(CompileError):
+            result = _get_kernel(problem, config)
+            first_line = str(error).partition("\n")[0]
+            _warn_once(
+                f"{_C.name_tiles(choice.config, second)}, chosen for {problem} ({choice.source}), does not compile"
+                f" ({first_line}); using {config} instead"
+            )
+            return result, config
+    raise error
 
 
 @contextlib.contextmanager
@@ -168,14 +177,16 @@ def forget() -> None:
         _warned.clear()
 
 
-def _get_kernel(problem: "_C.Problem", config: "_C.Config", is_refused: bool = False):
+def _get_kernel(
+    problem: "_C.Problem", config: "_C.Config", second: "_C.Config | None" = None, is_refused: bool = False
+):
     """Return the compiled kernel; `is_refused` as for build.get_cubin."""
-    key = (config, _C.kernel_identity(problem))
+    key = (config, second, _C.kernel_identity(problem))
     if key in _failed:
         raise _failed[key]
     result = None if is_refused else _kernels.get(key)
     if result is None:
-        result = build.get_cubin(problem, config, is_refused=is_refused)
+        result = build.get_cubin(problem, config, second=second, is_refused=is_refused)
         with _lock:
             if len(_kernels) >= _MAX_REMEMBERED:
                 _kernels.clear()
@@ -183,10 +194,12 @@ def _get_kernel(problem: "_C.Problem", config: "_C.Config", is_refused: bool = F
     return result
 
 
-def remember_failure(problem: "_C.Problem", config: "_C.Config", error: CompileError) -> None:
+def remember_failure(
+    problem: "_C.Problem", config: "_C.Config", second: "_C.Config | None", error: CompileError
+) -> None:
     """Let whoever needs this kernel meet `error` at once: a warm-up has tried to compile it."""
     with _lock:
-        _failed[(config, _C.kernel_identity(problem))] = error
+        _failed[(config, second, _C.kernel_identity(problem))] = error
 
 
 def _is_new(problem: Any, seen: set = _seen) -> bool:

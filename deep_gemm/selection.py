@@ -13,7 +13,7 @@ import threading
 import warnings
 from typing import NamedTuple
 
-from deep_gemm import _C, selector_files
+from deep_gemm import _C, environment, selector_files
 from deep_gemm.errors import ArgumentError, DeepGemmError, DeviceError, ModelError, SelectorWarning
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.selector import Selector
@@ -86,6 +86,20 @@ def explain(problem: "_C.Problem", device: "_C.Device | str | None" = None) -> "
             " --install`, or remove the file"
         )
     return choice
+
+
+def explain_tiles(problem: "_C.Problem", device: "_C.Device") -> tuple["_C.Choice", "_C.Config | None"]:
+    """Return what a call runs: the choice as explain does, and the second tile of its kernel as find_second_tile."""
+    choice = explain(problem, device)
+    return choice, find_second_tile(problem, choice.config, device)
+
+
+def find_second_tile(problem: "_C.Problem", config: "_C.Config", device: "_C.Device") -> "_C.Config | None":
+    """Return the second tile of a kernel of `config`, chosen for `problem`, which takes one of both by the rows that
+    masked groups have; None for most problems, and with DG_SECOND_TILE=0.
+    """
+    is_on = environment.is_enabled("DG_SECOND_TILE", default=True)
+    return _C.find_second_tile(problem, config, device) if is_on else None
 
 
 def find_recorded(problem: "_C.Problem", selector: Selector) -> "_C.Problem":

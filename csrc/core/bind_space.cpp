@@ -15,6 +15,7 @@
 #include "core/legality.hpp"
 #include "core/logits_estimate.hpp"
 #include "core/loop_rule.hpp"
+#include "core/second_tile.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -110,7 +111,9 @@ constexpr size_t kNumRankedForPick = 4;
 void bind_heuristic(py::module_& m) {
     m.def(
         "heuristic_version", [](const std::string& sku) { return hash_text(heuristic_text(sku)).substr(0, 16); },
-        "sku"_a, "Return the identity of the heuristic's formulas and of the constants that it has for a GPU.");
+        "sku"_a,
+        "Return the identity of the heuristic's formulas for all products and of the constants that it has for a GPU; "
+        "estimate_revision is that of formulas for one op kind.");
     m.attr("FEATURES_VERSION") = kFeaturesVersion;
     m.def(
         "estimate_revision", [](const std::string& op) { return estimate_revision(op_kind(parse_op(op))); }, "op"_a,
@@ -145,6 +148,17 @@ void bind_heuristic(py::module_& m) {
           "Return `config` with the knobs of the main loop that the heuristic would give it for `problem`.");
     m.def("without_loop_knobs", &without_loop_knobs, "config"_a,
           "Return the tile alone, which is what candidates are chosen and rated by.");
+    m.def(
+        "second_tile_reason", &second_tile_reason, "problem"_a, "first"_a, "second"_a,
+        "Return '' where a kernel can hold two legal configs, of which it takes one by the rows of masked groups, else "
+        "a sentence that says why not.");
+    m.def("second_tile_weight", &second_tile_weight, "problem"_a, "first"_a, "second"_a, "device"_a,
+          "Return what a round of the second tile counts in rounds of the first one, where the kernel takes one.");
+    m.def("name_tiles", &name_tiles, "first"_a, "second"_a = py::none(),
+          "Return what texts call a kernel of one config or of two.");
+    m.def("find_second_tile", &find_second_tile, "problem"_a, "first"_a, "device"_a,
+          "Return the second tile of a kernel of `first`, which takes one of both by the rows that masked groups have: "
+          "the config that gains most. None where the gain is small, for other op kinds and for many groups.");
     m.def("get_analytic_config", &get_analytic_config, "problem"_a, "device"_a,
           "Return the heuristic's choice: the candidate with the smallest predicted time. Raises: DeviceError where "
           "none is legal.");

@@ -74,6 +74,11 @@ Config make_config(const ConfigValues& values);  // throws Error(kConfig)
 
 size_t hash_value(const Config& config);
 
+// Whether each CTA has tiles of its own.
+inline constexpr bool is_single(const Config& config) {
+    return config.cluster_m * config.cluster_n * config.split_k == 1;
+}
+
 // The knobs of the main loop and its epilogue, each with its word in to_string.
 struct LoopKnob {
     int32_t Config::* member;

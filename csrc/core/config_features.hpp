@@ -12,7 +12,8 @@
 
 namespace deep_gemm {
 
-// Raise it when a feature is added, removed or changed; artefacts of another version are not used.
+// Raise it when a feature is added, removed or changed for all op kinds; of artefacts of another version only the exact
+// tables are used. A feature that changes for some op kinds alone raises their estimate_revision.
 inline constexpr int kFeaturesVersion = 5;
 
 inline constexpr size_t kNumSharedFeatures = 36, kNumConfigFeatures = 16, kNumTileFeatures = 21;

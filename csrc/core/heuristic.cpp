@@ -64,12 +64,6 @@ int64_t count_m_tiles(const Problem& problem, int32_t block_m) {
     return groups * ceil_div(rows_per_group(problem), block_m);
 }
 
-// std::ceil of what is not negative, without a call of the C library; at most 2^53.
-double round_up(double value) {
-    const int64_t whole = int64_t(std::min(value, 0x1p53));
-    return double(whole + (double(whole) < value));
-}
-
 // Whether each group has a D of its own and m rows.
 bool has_own_rows(const OpKind& kind) { return kind.k_is_divided() || kind.is_batched(); }
 
@@ -106,46 +100,32 @@ const Tiler::Rows& Tiler::count_rows(int32_t block_m) {
     Rows& rows = rows_[size_t(block_m / 8) % rows_.size()];
     if (rows.block_m != block_m) {
         rows.block_m = block_m;
-        if (op_kind(problem_.op).has_room()) {
+        const OpKind& kind = op_kind(problem_.op);
+        if (kind.has_room()) {
             draw_rows(rows);
-            return rows;
+        } else {
+            rows.tiles = count_m_tiles(problem_, block_m);
+            rows.tiles_of_group = has_own_rows(kind) ? rows.tiles / problem_.num_groups : 0;
         }
-        rows.tiles = count_m_tiles(problem_, block_m);
-        rows.tiles_of_group = has_own_rows(op_kind(problem_.op)) ? rows.tiles / problem_.num_groups : 0;
     }
     return rows;
 }
 
-// Masked groups are assumed to have 0.7 to 1.3 times the rows expected, as after a router that is trained to balance
-// them: one draw for each sixteenth of that range. Groups are drawn apart from each other, so that the spread of all
-// their tiles grows as the root of their number. Few groups fill the last round of tiles in some draws and begin
-// another one in others: with the rounds of the mean draw the heuristic lost 3.2 and 3.7 % on masked groups in BF16 and
-// FP8, with these 2.7 and 3.0 (H200, 230 and 72 problems; H100, 51 and 71: 3.8 and 3.7, and 3.0 and 3.3).
 void Tiler::draw_rows(Rows& rows) const {
-    constexpr double kLeast = 0.7, kRange = 0.6;
-    const double groups = double(problem_.num_groups), root = std::sqrt(groups), room = double(problem_.m),
-                 expected = double(rows_per_group(problem_)), block_m = double(rows.block_m);
-    std::array<double, kRowDraws> tiles;  // of one group, ascending
-    double sum = 0.0;
-    for (int i = 0; i < kRowDraws; ++i) {
-        const double share = kLeast + kRange * (i + 0.5) / kRowDraws;
-        sum += tiles[i] = round_up(std::min(expected * share, room) / block_m);
-    }
-    const double mean = sum / kRowDraws;
+    const auto [tiles, mean] = draw_tiles(problem_, rows.block_m);
     rows.num_draws = 0;
     for (int i = 0; i < kRowDraws; ++i) {
-        if (i == 0 || tiles[i] != tiles[i - 1])
-            rows.draws[rows.num_draws++] = {groups * mean + root * (tiles[i] - mean), 0.0};
+        if (i == 0 || tiles[i] != tiles[i - 1]) rows.draws[rows.num_draws++] = {tiles[i], 0.0};
         rows.draws[rows.num_draws - 1].share += 1.0 / kRowDraws;
     }
-    rows.tiles = int64_t(round_up(groups * mean));
+    rows.tiles = int64_t(round_up(mean));
 }
 
-// Rounds on average over the draws, each of which takes at least one.
+// Rounds on average over the draws.
 double Tiler::mean_rounds(const Rows& rows, double columns, double slots) {
     double sum = 0.0;
     for (int i = 0; i < rows.num_draws; ++i)
-        sum += rows.draws[i].share * std::max(1.0, round_up(rows.draws[i].tiles * columns / slots));
+        sum += rows.draws[i].share * round_up(rows.draws[i].tiles * columns / slots);
     return sum;
 }
 
@@ -289,7 +269,7 @@ void Estimator::write_own(const Config& config, const TileFacts& facts, const Ti
     terms.split_us = config.split_k > 1 ? rates_.split_us : 0.0;
     write_step(config, facts, tiling, terms);
     terms.epilogue_ns = epilogue_ns(config, facts) + c_wait_ns(config, facts, terms);
-    terms.sm_us = tiling.rounds * (terms.steps * terms.step_ns + terms.epilogue_ns) * 1e-3;
+    terms.sm_us = tiling.rounds * tile_ns(terms) * 1e-3;
 }
 
 // What all CTAs share.
@@ -306,6 +286,10 @@ EstimateTerms Estimator::terms(const Config& config, const TileFacts& facts, con
     write_own(config, facts, tiling, terms);
     write_shared(config, tiling, terms);
     return terms;
+}
+
+double total_us(const EstimateTerms& terms) {
+    return terms.launch_us + terms.split_us + soft_maximum(add_fourth_powers(terms));
 }
 
 double Estimator::time_us(const Config& config) const {
@@ -373,7 +357,7 @@ std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimat
         }
         if (shortlist.size() >= count) break;
     }
-    if (shortlist.size() > count) shortlist.erase(shortlist.begin() + int64_t(count), shortlist.end());
+    if (shortlist.size() > count) shortlist.pop_back();
     return shortlist;
 }
 

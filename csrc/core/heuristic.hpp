@@ -5,13 +5,13 @@
 
 #include <array>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/config.hpp"
 #include "core/device.hpp"
 #include "core/heuristic_rates.hpp"
 #include "core/problem.hpp"
+#include "core/row_draws.hpp"
 #include "core/tile_facts.hpp"
 
 namespace deep_gemm {
@@ -26,9 +26,6 @@ struct Tiling {
     int blocks_per_sm;        // CTAs that share an SM
     int64_t parts = 1;        // of the sum over groups, each with tiles of its own
 };
-
-// Draws of the rows of masked groups, which the host does not know.
-inline constexpr int kRowDraws = 16;
 
 // Divides one problem into tiles. It remembers counts of rows, because candidates share few of them and those of masked
 // groups take several divisions each.
@@ -79,6 +76,10 @@ struct EstimateTerms {
     double steps, epilogue_ns;                     // of a tile; 0 for attention logits, as are those of a step
 };
 
+// The time of a tile, K and epilogue, and the predicted time of all parts.
+inline double tile_ns(const EstimateTerms& terms) { return terms.steps * terms.step_ns + terms.epilogue_ns; }
+double total_us(const EstimateTerms& terms);
+
 // Predicts times of one problem on one device; holds what does not depend on the config. `facts` are find_facts of it.
 class Estimator {
  public:
@@ -121,13 +122,6 @@ class Estimator {
     double memory_us_, memory_fourth_;
     double l2_us_per_byte_, power_us_per_flop_, sm_ns_per_byte_;
 };
-
-// The rates of an H200, or those fitted to a GPU of this SKU's kind. All are given for the SMs, clock and memory of an
-// H200.
-const HeuristicRates& base_rates(std::string_view sku);
-
-// The rates of `device`, scaled from such rates.
-HeuristicRates scale_rates(const HeuristicRates& base, const Device& device);
 
 struct AnalyticChoice {
     Config config;
@@ -173,8 +167,8 @@ inline bool LateKinds::has(const Problem& problem, const Config& config) const {
 }
 
 // The first of rank_candidates, each with the knobs of loop_rule.hpp and, where that differs, also without (BF16 groups
-// of K with and without reduce_add), `count` >= 1 configs in all, those of unknown kinds left out: what the learned
-// choice chooses from. The first one is choose_analytic's, or what stands behind it.
+// of K that are added onto C with and without reduce_add), `count` >= 1 configs in all, those of unknown kinds left
+// out: what the learned choice chooses from. The first one is choose_analytic's, or what stands behind it.
 std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimator& estimator, const Device& device,
                                            size_t count, const LateKinds& known = {});
 

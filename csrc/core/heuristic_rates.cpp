@@ -1,6 +1,5 @@
 #include "core/heuristic_rates.hpp"
 
-#include "core/heuristic.hpp"
 #include "core/logits_estimate.hpp"
 
 namespace deep_gemm {

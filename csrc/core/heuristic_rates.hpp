@@ -4,7 +4,9 @@
 #pragma once
 
 #include <iterator>
+#include <string_view>
 
+#include "core/device.hpp"
 #include "core/op_kind.hpp"
 
 namespace deep_gemm {
@@ -113,6 +115,13 @@ static_assert(sizeof(HeuristicRates) == std::size(kRateFields) * sizeof(double),
 // loop_rule.cpp: no estimate hangs on it, and trees judge whatever configs the shortlist has. Nor for a new tile that
 // is_late_tile (candidates.hpp) names; it names none once this was raised.
 inline constexpr int kHeuristicRevision = 11;
+
+// The rates of an H200, or those fitted to a GPU of this SKU's kind. All are given for the SMs, clock and memory of an
+// H200.
+const HeuristicRates& base_rates(std::string_view sku);
+
+// The rates of `device`, scaled from such rates.
+HeuristicRates scale_rates(const HeuristicRates& base, const Device& device);
 
 // The revision of what only op kinds like this one are rated by. An artefact carries it for each of its op kinds, so
 // that the parts of others stay valid; a part without one is of the first.

@@ -33,8 +33,6 @@ bool is_swept(const Problem& problem) { return problem.recipe == Recipe::k1d2d &
 // (H100, 29 dense products of 9 to 141 steps).
 bool is_tall(const Config& config) { return config.block_m == 256 && (config.block_n == 128 || config.block_n == 112); }
 
-bool is_single(const Config& config) { return config.cluster_m * config.cluster_n * config.split_k == 1; }
-
 // Tiles of 128 rows and single CTAs that were timed with each knob alone, on an H100: without C, from 16 steps on.
 bool is_timed_alone(const Problem& problem, const Config& config, int64_t steps) {
     return is_swept(problem) && problem.c_mode == CMode::kNone && !has_scale_ring(problem) && is_single(config) &&

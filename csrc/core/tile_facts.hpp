@@ -1,6 +1,6 @@
 // What the estimate asks of a config apart from its sizes: the same for all problems of a variant, so that a default
-// space holds it beside each config. Tiles are rated without the knobs of the main loop; with them the facts are the
-// same.
+// space holds it beside each config. Tiles are rated without the knobs of the main loop, and these are the facts of a
+// tile without them, whatever knobs its config has.
 #pragma once
 
 #include <cstdint>

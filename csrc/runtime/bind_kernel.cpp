@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,10 +31,10 @@ struct KernelHandle {
 namespace {
 
 KernelHandle make_kernel(const py::bytes& cubin, const std::string& name, const Problem& problem, const Config& config,
-                         const py::object& device) {
+                         const py::object& device, const std::optional<Config>& second) {
     const Gpu& gpu = get_supported_gpu(parse_ordinal(device.ptr()));
     try {
-        return {&load_kernel(gpu, problem, config, cubin, name)};
+        return {&load_kernel(gpu, problem, config, second, cubin, name)};
     } catch (const UnusableCubin& error) {
         throw Error(ErrorKind::kLaunch, "config = " + to_string(config) + ": " + error.what() + "; compile it for " +
                                             gpu.device.name + ".");
@@ -132,8 +133,11 @@ void bind_kernel(py::module_& m) {
             "Describe a tensor: strides in elements, a dtype such as 'float8_e4m3fn', the CUDA ordinal of the device.");
     py::class_<KernelHandle>(m, "Kernel", "A compiled kernel, loaded on one GPU for the life of the process.")
         .def(py::init(&make_kernel), "cubin"_a, "name"_a, "problem"_a, "config"_a, "device"_a = 0,
-             "Load `cubin`, made for `problem` (its variant and compiled dims) and `config`, on CUDA device `device`. "
-             "Raises: ConfigError, DeviceError, LaunchError.")
+             "second"_a = py::none(),
+             "Load `cubin`, made for `problem` (its variant and compiled dims), `config` and a `second` tile, of which "
+             "and `config` a launch takes one by the rows of masked groups (None: one tile), on CUDA device `device`. "
+             "Launched by itself, the kernel weighs them as if all room were expected to be filled. Raises: "
+             "ConfigError, DeviceError, LaunchError.")
         .def(
             "launch", &launch_kernel, "a"_a, "scale_a"_a, "b"_a, "scale_b"_a, "d"_a, "c"_a = py::none(), py::kw_only(),
             "groups"_a = py::none(), "num_sms"_a = 0, "alpha"_a = 1.0, "beta"_a = 1.0, "head_splits"_a = py::none(),
@@ -157,6 +161,7 @@ void bind_kernel(py::module_& m) {
             "problem", [](const KernelHandle& self) { return self.kernel->problem; },
             "The variant and the compiled dims; sizes that are not compiled in are 1.")
         .def_property_readonly("config", [](const KernelHandle& self) { return self.kernel->config; })
+        .def_property_readonly("second", [](const KernelHandle& self) { return self.kernel->second; })
         .def_property_readonly(
             "local_bytes", [](const KernelHandle& self) { return self.kernel->local_bytes; },
             "Bytes of local memory per thread; 0 unless it spills.")

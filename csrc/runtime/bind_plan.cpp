@@ -26,7 +26,9 @@ CompiledKernel take_kernel(py::object cubin, const py::object& name) {
     return {.cubin = Reference::steal(cubin.release().ptr()), .name = name.cast<std::string>()};
 }
 
-KernelPlan take_plan(const py::tuple& plan) { return {plan[0].cast<Config>(), take_kernel(plan[1], plan[2])}; }
+KernelPlan take_plan(const py::tuple& plan) {
+    return {plan[0].cast<Config>(), plan[1].cast<std::optional<Config>>(), take_kernel(plan[2], plan[3])};
+}
 
 }  // namespace
 
@@ -42,8 +44,8 @@ void record_problem(const Problem& problem) { call_plan<py::object>("record_call
 
 void note_missing_copies(const std::string& reason) { call_plan<py::object>("note_missing_copies", reason); }
 
-CompiledKernel rebuild_kernel(const Problem& problem, const Config& config) {
-    const py::tuple rebuilt = call_plan("rebuild", problem, config);
+CompiledKernel rebuild_kernel(const Problem& problem, const KernelPlan& plan) {
+    const py::tuple rebuilt = call_plan("rebuild", problem, plan.config, plan.second);
     CompiledKernel kernel = take_kernel(rebuilt[0], rebuilt[1]);
     kernel.compiler = rebuilt[2].cast<std::string>();
     return kernel;

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "core/error.hpp"
+#include "core/second_tile.hpp"
 #include "runtime/plan.hpp"
 #include "runtime/sum_products.hpp"
 
@@ -44,8 +45,8 @@ Table& table() {
     return *instance;
 }
 
-const LoadedKernel& load(const Gpu& gpu, const Problem& problem, const Config& config, const CompiledKernel& kernel) {
-    return load_kernel(gpu, problem, config, kernel.bytes(), kernel.name);
+const LoadedKernel& load(const Gpu& gpu, const Problem& problem, const KernelPlan& plan, const CompiledKernel& kernel) {
+    return load_kernel(gpu, problem, plan.config, plan.second, kernel.bytes(), kernel.name);
 }
 
 std::string versions_text(const Gpu& gpu) {
@@ -55,16 +56,16 @@ std::string versions_text(const Gpu& gpu) {
 }
 
 // The driver refused the bytes of the cache or the compiler: compile once more, past every cache.
-const LoadedKernel& rebuild_and_load(const Gpu& gpu, const Problem& problem, const Config& config,
+const LoadedKernel& rebuild_and_load(const Gpu& gpu, const Problem& problem, const KernelPlan& plan,
                                      const std::string& reason) {
-    const CompiledKernel rebuilt = rebuild_kernel(problem, config);
+    const CompiledKernel rebuilt = rebuild_kernel(problem, plan);
     try {
-        return load(gpu, problem, config, rebuilt);
+        return load(gpu, problem, plan, rebuilt);
     } catch (const UnusableCubin& error) {
         throw Error(ErrorKind::kLaunch,
-                    "config = " + to_string(config) + ": the driver cannot load its kernel, not even recompiled (" +
-                        reason + ", then " + error.what() + "); " + versions_text(gpu) +
-                        ", the kernel was compiled by " + rebuilt.compiler +
+                    "config = " + name_tiles(plan.config, plan.second) +
+                        ": the driver cannot load its kernel, not even recompiled (" + reason + ", then " +
+                        error.what() + "); " + versions_text(gpu) + ", the kernel was compiled by " + rebuilt.compiler +
                         "; use a compiler that is not newer than the driver (DG_JIT_NVCC_COMPILER), or update the "
                         "driver.");
     }
@@ -72,9 +73,9 @@ const LoadedKernel& rebuild_and_load(const Gpu& gpu, const Problem& problem, con
 
 const LoadedKernel& load_planned(const Gpu& gpu, const Problem& problem, const KernelPlan& plan) {
     try {
-        return load(gpu, problem, plan.config, plan.kernel);
+        return load(gpu, problem, plan, plan.kernel);
     } catch (const UnusableCubin& error) {
-        return rebuild_and_load(gpu, problem, plan.config, error.what());
+        return rebuild_and_load(gpu, problem, plan, error.what());
     }
 }
 
@@ -100,7 +101,7 @@ DispatchEntry make_entry(const Gpu& gpu, const Problem& problem) {
         return {&no_kernel(gpu), {.is_small_sum = true}};
     }
     const LoadedKernel& kernel = plan_and_load(gpu, problem);
-    return {&kernel, get_geometry(problem, kernel.config, problem.num_sms, gpu.device.sm_count, kernel.max_clusters)};
+    return {&kernel, get_kernel_geometry(problem, kernel, problem.num_sms)};
 }
 
 }  // namespace

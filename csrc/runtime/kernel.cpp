@@ -1,10 +1,12 @@
 #include "runtime/kernel.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
 #include "core/error.hpp"
 #include "core/legality.hpp"
+#include "core/second_tile.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -34,9 +36,17 @@ void check_load(const Api& cuda, driver::Result result, const char* call) {
     driver::check(cuda, result, call);
 }
 
-void check_legal(const Gpu& gpu, const Problem& problem, const Config& config) {
+void check_legal(const Gpu& gpu, const Problem& problem, const Config& config, const char* name) {
     const std::string reason = legality_reason(problem, config, gpu.device);
-    if (!reason.empty()) throw Error(ErrorKind::kConfig, "config = " + to_string(config) + ": " + reason);
+    if (!reason.empty()) throw Error(ErrorKind::kConfig, name + (" = " + to_string(config)) + ": " + reason);
+}
+
+void check_second(const Gpu& gpu, const Problem& problem, const Config& config, const Config& second) {
+    check_legal(gpu, problem, second, "second");
+    const std::string reason = second_tile_reason(problem, config, second);
+    if (!reason.empty())
+        throw Error(ErrorKind::kConfig,
+                    "config = " + to_string(config) + ", second = " + to_string(second) + ": " + reason);
 }
 
 int read_attribute(const Api& cuda, const LoadedKernel& kernel, driver::FunctionAttribute attribute) {
@@ -84,11 +94,13 @@ int count_clusters(const Api& cuda, const LoadedKernel& kernel) {
 }
 
 std::unique_ptr<LoadedKernel> load_new(const Gpu& gpu, const Problem& identity, const Config& config,
-                                       std::string_view cubin, const std::string& name) {
+                                       const std::optional<Config>& second, std::string_view cubin,
+                                       const std::string& name) {
     const Api& cuda = driver::api();
     const int blocks = is_logits(identity) ? 1 : blocks_per_sm(identity, config);
-    auto kernel = std::make_unique<LoadedKernel>(LoadedKernel{&gpu, identity, config, name, std::string(cubin), nullptr,
-                                                              smem_bytes(identity, config), 0, blocks, 0});
+    const int64_t smem = std::max(smem_bytes(identity, config), second ? smem_bytes(identity, *second) : 0);
+    auto kernel = std::make_unique<LoadedKernel>(
+        LoadedKernel{&gpu, identity, config, second, name, std::string(cubin), nullptr, smem, 0, blocks, 0});
     const RelaxedCapture relaxed(cuda);
     const ContextGuard context(gpu);
     kernel->handle = find_kernel(cuda, kernel->cubin, name);
@@ -99,9 +111,9 @@ std::unique_ptr<LoadedKernel> load_new(const Gpu& gpu, const Problem& identity, 
 }
 
 bool is_same(const LoadedKernel& kernel, const Gpu& gpu, const Problem& identity, const Config& config,
-             std::string_view cubin, const std::string& name) {
-    return kernel.gpu == &gpu && kernel.config == config && kernel.problem == identity && kernel.cubin == cubin &&
-           kernel.name == name;
+             const std::optional<Config>& second, std::string_view cubin, const std::string& name) {
+    return kernel.gpu == &gpu && kernel.config == config && kernel.second == second && kernel.problem == identity &&
+           kernel.cubin == cubin && kernel.name == name;
 }
 
 driver::LaunchAttribute make_cluster_attribute(unsigned size) {
@@ -142,14 +154,15 @@ driver::Kernel load_code(const Gpu& gpu, std::string_view cubin, const std::stri
     return kernel;
 }
 
-const LoadedKernel& load_kernel(const Gpu& gpu, const Problem& problem, const Config& config, std::string_view cubin,
-                                const std::string& name) {
+const LoadedKernel& load_kernel(const Gpu& gpu, const Problem& problem, const Config& config,
+                                const std::optional<Config>& second, std::string_view cubin, const std::string& name) {
     static std::vector<std::unique_ptr<LoadedKernel>> kernels;
-    check_legal(gpu, problem, config);
+    check_legal(gpu, problem, config, "config");
+    if (second) check_second(gpu, problem, config, *second);
     const Problem identity = kernel_identity(problem);
     for (const auto& kernel : kernels)
-        if (is_same(*kernel, gpu, identity, config, cubin, name)) return *kernel;
-    kernels.push_back(load_new(gpu, identity, config, cubin, name));
+        if (is_same(*kernel, gpu, identity, config, second, cubin, name)) return *kernel;
+    kernels.push_back(load_new(gpu, identity, config, second, cubin, name));
     return *kernels.back();
 }
 

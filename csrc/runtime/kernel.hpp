@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -16,6 +17,7 @@ struct LoadedKernel {
     const Gpu* gpu;
     Problem problem;  // as kernel_identity makes it
     Config config;
+    std::optional<Config> second;  // its second tile, if it has one (core/second_tile.hpp)
     std::string name;
     std::string cubin;      // the verified bytes that were loaded; they identify the kernel
     driver::Kernel handle;  // context-free
@@ -53,10 +55,11 @@ class UnplacedCluster : public std::runtime_error {
 };
 
 // Load `cubin` (or find it loaded) for `gpu`. Kernels stay loaded for the life of the process, because a captured graph
-// may replay them at any time. Works during stream capture. The GIL must be held. Throws Error(kConfig): the config is
-// not legal on this GPU. Throws Error(kLaunch): the driver refused. Throws UnusableCubin, UnplacedCluster.
-const LoadedKernel& load_kernel(const Gpu& gpu, const Problem& problem, const Config& config, std::string_view cubin,
-                                const std::string& name);
+// may replay them at any time. Works during stream capture. The GIL must be held. Throws Error(kConfig): a config is
+// not legal on this GPU, or no kernel holds both. Throws Error(kLaunch): the driver refused. Throws UnusableCubin,
+// UnplacedCluster.
+const LoadedKernel& load_kernel(const Gpu& gpu, const Problem& problem, const Config& config,
+                                const std::optional<Config>& second, std::string_view cubin, const std::string& name);
 
 // Load the kernel `name` of `cubin` and bring its code into the context of `gpu`; as load_kernel, for kernels without a
 // config. Throws Error(kLaunch), UnusableCubin.

@@ -8,10 +8,10 @@
 #include "core/error.hpp"
 #include "core/heuristic.hpp"
 #include "core/legality.hpp"
+#include "core/second_tile.hpp"
 #include "runtime/band.hpp"
 #include "runtime/operand_checks.hpp"
 #include "runtime/policy.hpp"
-#include "runtime/tensor_map.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -194,6 +194,14 @@ LaunchGeometry get_logits_geometry(const Problem& problem, const Config& config,
             .num_n_tiles = uint32_t(n_tiles)};
 }
 
+SecondTile make_second_tile(const LoadedKernel& kernel, const SecondGeometry& geometry, const Call& call,
+                            const Sizes& sizes, GemmParams params) {
+    params.num_m_tiles = geometry.num_m_tiles, params.num_n_tiles = geometry.num_n_tiles, params.band = geometry.band;
+    return {.maps = make_tensor_maps(driver::api(), kernel.problem, *kernel.second, call, sizes),
+            .params = params,
+            .weight = geometry.weight};
+}
+
 }  // namespace
 
 LaunchGeometry get_geometry(const Problem& problem, const Config& config, int num_sms, int sm_count, int max_clusters) {
@@ -212,6 +220,22 @@ LaunchGeometry get_geometry(const Problem& problem, const Config& config, int nu
             .num_parts = uint32_t(count_parts(problem, clusters, tiles))};
 }
 
+LaunchGeometry get_kernel_geometry(const Problem& problem, const LoadedKernel& kernel, int num_sms) {
+    const Device& device = kernel.gpu->device;
+    const auto divide = [&](const Config& config) {
+        return get_geometry(problem, config, num_sms, device.sm_count, kernel.max_clusters);
+    };
+    LaunchGeometry geometry = divide(kernel.config);
+    if (!kernel.second) return geometry;
+    const LaunchGeometry second = divide(*kernel.second);
+    geometry.num_ctas = std::max(geometry.num_ctas, second.num_ctas);
+    geometry.second = {.num_m_tiles = second.num_m_tiles,
+                       .num_n_tiles = second.num_n_tiles,
+                       .band = second.band,
+                       .weight = float(second_tile_weight(problem, kernel.config, *kernel.second, device))};
+    return geometry;
+}
+
 int64_t map_slots_bytes(const Config& config, const LaunchGeometry& geometry) {
     return int64_t(geometry.num_ctas) * 2 * (config.num_stages + 1) * int64_t(sizeof(driver::TensorMap));
 }
@@ -223,12 +247,15 @@ void launch(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Ca
     GemmParams params = make_params(geometry, call, sizes);
     GroupParams groups;
     if (is_grouped(call.op)) groups = make_group_params(call, sizes, geometry, map_slots);
-    // A dense kernel has no eighth parameter, and the driver reads as many as the kernel has.
-    void* arguments[] = {&maps.a, &maps.b, &maps.d, &maps.scale_a, &maps.scale_b, &maps.a_tail, &params, &groups};
+    SecondTile second;
+    if (kernel.second) second = make_second_tile(kernel, geometry.second, call, sizes, params);
+    // A dense kernel has no eighth parameter and most have no ninth; the driver reads as many as the kernel has.
+    void* arguments[] = {&maps.a,      &maps.b, &maps.d, &maps.scale_a, &maps.scale_b,
+                         &maps.a_tail, &params, &groups, &second};
     const KernelLaunch launch(kernel, geometry.num_ctas, static_cast<driver::Stream>(stream),
                               may_overlap(kernel, geometry));
     enqueue(kernel.function(), launch.config, arguments,
-            [&] { return product_text(sizes) + " with " + to_string(kernel.config); });
+            [&] { return product_text(sizes) + " with " + name_tiles(kernel.config, kernel.second); });
 }
 
 void fail_launch(driver::Result result, const char* call, const std::string& what) {

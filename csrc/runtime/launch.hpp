@@ -7,6 +7,7 @@
 #include "core/config.hpp"
 #include "runtime/call.hpp"
 #include "runtime/kernel.hpp"
+#include "runtime/tensor_map.hpp"
 
 namespace deep_gemm {
 
@@ -49,6 +50,23 @@ struct GroupParams {
 
 static_assert(sizeof(GroupParams) == 96, "the kernel reads 96 bytes");
 
+// What a kernel has of its second tile besides GroupParams; the twin of SecondTile (sm90/scheduler/tile_choice.cuh).
+// Both sides change together. LAUNCH_ABI is not raised by it: sweeps measure no such kernel.
+struct SecondTile {
+    TensorMaps maps;
+    GemmParams params;
+    float weight = 0.0f;  // of its rounds, see second_tile_weight
+};
+
+static_assert(sizeof(SecondTile) == 960, "the kernel reads 960 bytes");
+
+// How a second tile divides the product; the grid has room for either.
+struct SecondGeometry {
+    uint32_t num_m_tiles = 0, num_n_tiles = 0;
+    uint32_t band = 1;
+    float weight = 0.0f;
+};
+
 struct LaunchGeometry {
     uint32_t num_ctas = 0;
     uint32_t num_m_tiles = 0, num_n_tiles = 0;
@@ -56,12 +74,16 @@ struct LaunchGeometry {
     uint32_t num_parts = 1;  // of a sum over groups: each has a D of its own
     // Of a sum over groups: whether another kernel takes it whole (sum_products.hpp). Never for a given kernel.
     bool is_small_sum = false;
+    SecondGeometry second{};  // of a kernel with two tiles
 };
 
 // Grid, tile counts and band of `problem` with `config` on `num_sms` SMs (0 = all). `max_clusters` limits the grid
 // where it is not 0. With split_k every tile has a cluster of its own, whatever the SMs. Grouped kernels fill an SM
 // with all CTAs that fit, unless `num_sms` limits the grid. Throws Error(kShape): more tiles than the kernel can count.
 LaunchGeometry get_geometry(const Problem& problem, const Config& config, int num_sms, int sm_count, int max_clusters);
+
+// The same of a loaded kernel on its GPU, with its second tile.
+LaunchGeometry get_kernel_geometry(const Problem& problem, const LoadedKernel& kernel, int num_sms);
 
 // Memory in which the CTAs of a launch keep the tensor maps of the groups that they work on.
 int64_t map_slots_bytes(const Config& config, const LaunchGeometry& geometry);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,10 +25,11 @@ struct CompiledKernel {
 
 struct KernelPlan {
     Config config;
+    std::optional<Config> second;  // the kernel's second tile, if it has one (core/second_tile.hpp)
     CompiledKernel kernel;
 };
 
-// The config chosen for `problem` on CUDA device `ordinal`, and its kernel.
+// The config chosen for `problem` on CUDA device `ordinal`, its second tile, and their kernel.
 KernelPlan plan_kernel(const Problem& problem, int ordinal);
 
 // The same among configs without clusters.
@@ -42,8 +44,8 @@ void record_problem(const Problem& problem);
 // Warn once that row-major scales are not copied, and why. Throws PythonError.
 void note_missing_copies(const std::string& reason);
 
-// Compile again, past every cache.
-CompiledKernel rebuild_kernel(const Problem& problem, const Config& config);
+// Compile the kernel of a plan again, past every cache.
+CompiledKernel rebuild_kernel(const Problem& problem, const KernelPlan& plan);
 
 struct CompiledPlainKernel {
     CompiledKernel kernel;

@@ -204,8 +204,7 @@ void launch_explicit(const LoadedKernel& kernel, Call& call, int num_sms) {
     check_compiled_dims(kernel.problem, sizes);
     check_kernel_alignment(kernel, given);
     check_kernel_sms(kernel, num_sms);
-    const LaunchGeometry geometry = get_geometry(sized_variant(kernel, given), kernel.config, num_sms,
-                                                 kernel.gpu->device.sm_count, kernel.max_clusters);
+    const LaunchGeometry geometry = get_kernel_geometry(sized_variant(kernel, given), kernel, num_sms);
     steps.launch(kernel, geometry, call, sizes, layouts, num_sms, stream);
 }
 

@@ -34,12 +34,13 @@ struct Origin {
     std::string sku;
     int32_t sm_count = 0;
     std::string stale_reason;  // why the whole artefact must not be used, or ""
-    // Whether the forest was trained on this package's features, and against this package's heuristic.
+    // Whether the forests were trained on this package's features, and against this package's heuristic, as far as
+    // both are the same for all op kinds (OpParts has the estimate of its own).
     bool has_own_features = false, has_own_heuristic = false;
 };
 
 // The configs with the smallest estimates that the trees are asked about: six to twelve tiles, each with and without
-// the knobs of the loop where it has some.
+// the knobs of the main loop where it has some (make_shortlist).
 inline constexpr size_t kNumRanked = FeatureTable::kRows;
 // A residual beyond this (log time) counts as this: no tree knows of more.
 inline constexpr double kMaxResidual = 0.5;

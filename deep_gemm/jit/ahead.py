@@ -13,7 +13,7 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError, DeviceError, ProblemError
 from deep_gemm.fields import fit_rows
 from deep_gemm.jit.compile_pool import CompilePool, Job, Outcome, get_num_cores, run_jobs
-from deep_gemm.selection import explain, find_recorded_op, get_selector
+from deep_gemm.selection import explain_tiles, find_recorded_op, get_selector
 from deep_gemm.selector import Selector
 
 #: Sizes for which the choice is asked: n and k as in models, and n as only other callers have them.
@@ -54,16 +54,17 @@ def _list_recorded(op: str, selector: Selector) -> list["_C.Config"]:
     return [config for config in selector.configs(op) if config not in hidden]
 
 
-def list_any_size(problem: "_C.Problem", device: "_C.Device") -> list["_C.Config"]:
-    """Return the configs that problems which differ from `problem` in their sizes choose most often on a device: the
-    artefact's, the heuristic's picks for many sizes, and what these sizes choose.
+def list_any_size(problem: "_C.Problem", device: "_C.Device") -> list[tuple["_C.Config", "_C.Config | None"]]:
+    """Return the configs, each with a second tile or None, that problems which differ from `problem` in their sizes
+    choose most often on a device: the artefact's, the heuristic's picks for many sizes, and what these sizes choose.
     """
-    found = dict.fromkeys(list_choices(problem.op, [], device)[0])
+    found: dict = dict.fromkeys((config, None) for config in list_choices(problem.op, [], device)[0])
     for sized in _vary_sizes(problem):
         with contextlib.suppress(DeviceError):  # no config is legal for these sizes
-            found[_C.get_analytic_config(sized, device)] = None
-            found[explain(sized, device).config] = None
-    return [config for config in found if _C.is_legal(problem, config, device)]
+            choice, second = explain_tiles(sized, device)
+            found[_C.get_analytic_config(sized, device), None] = None
+            found[choice.config, None] = found[choice.config, second] = None
+    return [tiles for tiles in found if _C.is_legal(problem, tiles[0], device)]
 
 
 def _vary_sizes(problem: "_C.Problem") -> Iterator["_C.Problem"]:
@@ -85,12 +86,12 @@ def _spread_sizes() -> Iterator[tuple[int, int, int]]:
 
 
 def make_jobs(kernels: Iterable[tuple], compiler: str | None) -> list[Job]:
-    """Return the jobs of (problem, config) pairs, each once."""
-    return list(dict.fromkeys(Job.of_config(problem, config, compiler) for problem, config in kernels))
+    """Return the jobs of kernels, (problem, config) or (problem, config, second config), each once."""
+    return list(dict.fromkeys(Job.of_config(*kernel, compiler=compiler) for kernel in kernels))
 
 
 def compile_all(kernels: Iterable[tuple], compiler: str | None = "nvrtc", cores: int = 0) -> list[str]:
-    """Compile every (problem, config) on `cores` cores (0: all); return the failures."""
+    """Compile the kernels, as for make_jobs, on `cores` cores (0: all); return the failures."""
     return list_failures(run_jobs(make_jobs(kernels, compiler), cores))
 
 

@@ -36,7 +36,12 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def get_cubin(
-    problem: "_C.Problem", config: "_C.Config", compiler: str | None = None, *, is_refused: bool = False
+    problem: "_C.Problem",
+    config: "_C.Config",
+    compiler: str | None = None,
+    *,
+    second: "_C.Config | None" = None,
+    is_refused: bool = False,
 ) -> CompileResult:
     """Return the compiled kernel of `config` for the problem's op kind and compiled dims.
 
@@ -44,6 +49,7 @@ def get_cubin(
         problem: its sizes matter only where compiled_dims names them.
         config: a legal config.
         compiler: "nvrtc", "nvcc", or None for the one that DG_JIT_USE_NVRTC names.
+        second: a second tile, as for generator.generate_source.
         is_refused: the driver refused the cubin that this function returned before: compile again, and replace the
             kernel in memory and on disk.
 
@@ -51,7 +57,7 @@ def get_cubin(
         ConfigError: the config is not legal.
         CompileError: no compiler, or the kernel does not compile.
     """
-    source = generator.generate_source(problem, config)
+    source = generator.generate_source(problem, config, second)
     return get_cubin_for_source(source, generator.kernel_name(problem.op), compiler, is_refused=is_refused)
 
 

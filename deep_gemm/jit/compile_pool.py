@@ -35,7 +35,8 @@ _SERVER = (
 
 
 class Job(NamedTuple):
-    """A kernel as it travels to a process: problem and config as JSON, and the compiler (None: the default).
+    """A kernel as it travels to a process: problem and config as JSON, the compiler (None: the default), and a second
+    config as JSON where the kernel has two.
 
     A plain kernel has no problem, and its name and constants as JSON in place of a config.
     """
@@ -43,35 +44,44 @@ class Job(NamedTuple):
     problem: str
     config: str
     compiler: str | None = None
+    second: str = ""
 
     @classmethod
-    def of_config(cls, problem: "_C.Problem", config: "_C.Config", compiler: str | None = None) -> "Job":
-        """Return the job of the kernel of `config` for the problem's variant."""
-        return cls(problem.to_json(), config.to_json(), compiler)
+    def of_config(
+        cls,
+        problem: "_C.Problem",
+        config: "_C.Config",
+        second: "_C.Config | None" = None,
+        *,
+        compiler: str | None = None,
+    ) -> "Job":
+        """Return the job of the kernel of `config`, and of a second tile, for the problem's variant."""
+        return cls(problem.to_json(), config.to_json(), compiler, second.to_json() if second else "")
 
     def _describe(self) -> tuple[str, str, str | None]:
         if not self.problem:
             name, constants = json.loads(self.config)
             return plain_kernels.plain_source(name, constants), plain_kernels.plain_symbol(name), self.compiler
-        problem, config = self.parse()
-        return generator.generate_source(problem, config), generator.kernel_name(problem.op), self.compiler
+        problem, config, second = self.parse()
+        return generator.generate_source(problem, config, second), generator.kernel_name(problem.op), self.compiler
 
     @classmethod
     def of_plain(cls, name: str, **constants: int) -> "Job":
         """Return the job of a plain kernel."""
         return cls("", json.dumps([name, constants]))
 
-    def parse(self) -> tuple["_C.Problem", "_C.Config"]:
-        """Return the problem and the config."""
-        return _C.Problem.from_json(self.problem), _C.Config.from_json(self.config)
+    def parse(self) -> tuple["_C.Problem", "_C.Config", "_C.Config | None"]:
+        """Return the problem, the config and the second one."""
+        second = _C.Config.from_json(self.second) if self.second else None
+        return _C.Problem.from_json(self.problem), _C.Config.from_json(self.config), second
 
     def describe(self, needed_by: "_C.Problem | None" = None) -> str:
         """Return what messages call the kernel, which a problem needs."""
         if not self.problem:
             name, constants = json.loads(self.config)
             return f"{plain_kernels.plain_symbol(name)} {constants or ''}".rstrip()
-        problem, config = self.parse()
-        return f"{config} for {needed_by or problem}"
+        problem, config, second = self.parse()
+        return f"{_C.name_tiles(config, second)} for {needed_by or problem}"
 
     def find(self):
         """Return the compiled kernel from memory or the disk, or None. Raises: ConfigError, CompileError."""

@@ -23,12 +23,19 @@ _HEAD = """\
 #include "deep_gemm/types.cuh"
 
 namespace deep_gemm {{
+{tiles}}}  // namespace deep_gemm
 
-struct Config {{
+{includes}
+
+extern "C" __global__ void __launch_bounds__(deep_gemm::Config::kThreads, 1)
+"""
+
+_TILE = """
+struct {prefix}Config {{
 {constants}
 }};
 
-struct Wgmma {{
+struct {prefix}Wgmma {{
     // wgmma.mma_async.{shape}, {types}, both operands in shared memory.
     template <bool kAccumulate>
     __device__ static __forceinline__ void multiply(float (&d)[{accumulators}], u64 a, u64 b) {{
@@ -44,11 +51,6 @@ accumulate, {immediates};\\n"
     }}
 }};
 
-}}  // namespace deep_gemm
-
-{includes}
-
-extern "C" __global__ void __launch_bounds__(deep_gemm::Config::kThreads, 1)
 """
 
 _PRODUCT_ENTRY = """\
@@ -58,10 +60,18 @@ _PRODUCT_ENTRY = """\
     const __grid_constant__ deep_gemm::Params params{group_parameter}) {{
     extern __shared__ __align__(1024) unsigned char shared[];
     const deep_gemm::u32 base = (deep_gemm::ptx::shared_address(shared) + 1023) & ~1023u;
-    const deep_gemm::Maps maps{{map_a, map_b, map_d, map_scale_a, map_scale_b, map_a_tail}};{no_groups}
+    const deep_gemm::Maps maps{{map_a, map_b, map_d, map_scale_a, map_scale_b, map_a_tail}};{no_groups}{second_tile}
     deep_gemm::{kernel_class}<{template_arguments}>({arguments}).run();
 }}
 """
+
+_SECOND_PARAMETER = ",\n    const __grid_constant__ deep_gemm::SecondTile second"
+_SECOND_TILE = """
+    if (deep_gemm::takes_second<deep_gemm::Config, deep_gemm::SecondConfig>(maps, params, groups, second)) {{
+        const deep_gemm::Maps own{{second.a, second.b, second.d, second.scale_a, second.scale_b, second.a_tail}};
+        deep_gemm::{kernel_class}<{second_arguments}>(own, second.params, groups, base).run();
+        return;
+    }}"""
 
 _LOGITS_ENTRY = """\
 {kernel_name}(const __grid_constant__ deep_gemm::TensorMap map_q, const __grid_constant__ deep_gemm::TensorMap map_kv,
@@ -82,16 +92,26 @@ def kernel_name(op: str) -> str:
     return f"deep_gemm_{op}"
 
 
-def generate_source(problem: "_C.Problem", config: "_C.Config") -> str:
+def generate_source(problem: "_C.Problem", config: "_C.Config", second: "_C.Config | None" = None) -> str:
     """Return the CUDA source of the kernel. Of the problem it depends on the variant and the compiled dims only.
 
+    Args:
+        problem: its variant and compiled dims.
+        config: the tile, or the first one.
+        second: a second tile, of which and `config` the kernel takes one by the rows of masked groups.
+
     Raises:
-        ConfigError: the config can never be legal (checked again here, because a config may come from a file).
+        ConfigError: a config can never be legal (checked again here, because a config may come from a file), or no
+            kernel can hold both.
     """
-    reason = _C.legality_reason(problem, config, _C.Device.known("h200"))
+    for name, tile in (("config", config), ("second", second)):
+        reason = tile and _C.legality_reason(problem, tile, _C.Device.known("h200"))
+        if reason:
+            raise ConfigError(f"{name} = {tile}: {reason}")
+    reason = second and _C.second_tile_reason(problem, config, second)
     if reason:
-        raise ConfigError(f"config = {config}: {reason}")
-    return _render(problem, config)
+        raise ConfigError(f"config = {config}, second = {second}: {reason}")
+    return _render(problem, config, second)
 
 
 def canonical_sources(op: str) -> list[str]:
@@ -102,6 +122,16 @@ def canonical_sources(op: str) -> list[str]:
     return [_render(problem, config) for problem, config in canonical_cases(op)]
 
 
+def second_tile_sources() -> list[str]:
+    """Return the sources that stand for the choice between two tiles in the hash of SECOND_TILE: one a dtype."""
+    problems = [_C.Problem(op, 1, 1, 1, num_groups=1) for op, kind in OP_KINDS.items() if kind.has_room]
+    tiles = [
+        [_C.Config(*sides, block_k=_C.stage_k(problem.op)) for sides in ((128, 128, 4), (128, 64, 4))]
+        for problem in problems
+    ]
+    return [_render(problem, *both) for problem, both in zip(problems, tiles, strict=True)]
+
+
 def _count_columns(problem: "_C.Problem", config: "_C.Config") -> int:
     """Return the columns of the WGMMA."""
     if OP_KINDS[problem.op].is_logits:
@@ -109,14 +139,30 @@ def _count_columns(problem: "_C.Problem", config: "_C.Config") -> int:
     return config.block_m if config.swap_ab else config.block_n
 
 
-def _render(problem: "_C.Problem", config: "_C.Config") -> str:
+def _render(problem: "_C.Problem", config: "_C.Config", second: "_C.Config | None" = None) -> str:
+    parts = _skeleton(problem.op)
+    tiles = _render_tile(problem, config)
+    if second is not None:
+        tiles += _render_tile(problem, second, "Second")[1:]
+        parts["includes"] += '\n#include "deep_gemm/sm90/scheduler/tile_choice.cuh"'
+        parts["group_parameter"] += _SECOND_PARAMETER
+        parts["second_tile"] = _SECOND_TILE.format(**parts)
+    return (_HEAD + (_LOGITS_ENTRY if OP_KINDS[problem.op].is_logits else _PRODUCT_ENTRY)).format(
+        op=problem.op,
+        config=_C.name_tiles(config, second),
+        tiles=tiles,
+        kernel_name=kernel_name(problem.op),
+        **parts,
+    )
+
+
+def _render_tile(problem: "_C.Problem", config: "_C.Config", prefix: str = "") -> str:
+    """Return the constants and the multiplication of a tile, of which a second one has a prefix."""
     columns, kind = _count_columns(problem, config), OP_KINDS[problem.op]
     accumulators = columns // 2
     constants = _logits_constants(problem, config) if kind.is_logits else _constants(problem, config)
-    return (_HEAD + (_LOGITS_ENTRY if kind.is_logits else _PRODUCT_ENTRY)).format(
-        op=problem.op,
-        config=config,
-        **_skeleton(problem.op),
+    return _TILE.format(
+        prefix=prefix,
         constants="\n".join(f"    static constexpr {type_} {name} = {value};" for type_, name, value in constants),
         shape=f"m64n{columns}k{config.block_k // 4}",
         types="f32.e4m3.e4m3" if kind.is_fp8 else "f32.bf16.bf16",
@@ -127,7 +173,6 @@ def _render(problem: "_C.Problem", config: "_C.Config") -> str:
         a_operand=accumulators,
         b_operand=accumulators + 1,
         accumulate_operand=accumulators + 2,
-        kernel_name=kernel_name(problem.op),
     )
 
 
@@ -146,8 +191,15 @@ def _skeleton(op: str) -> dict[str, str]:
         "no_groups": "" if kind.is_grouped else "\n    const deep_gemm::GroupParams groups = {};",
         "kernel_class": _class_of(kind.kernel),
         "arguments": "maps, params, groups, base",
-        "template_arguments": f"deep_gemm::Config, deep_gemm::Wgmma, deep_gemm::{scheduler}<deep_gemm::Config>",
+        "template_arguments": _template_arguments(scheduler),
+        "second_arguments": _template_arguments(scheduler, "Second"),
+        "second_tile": "",
     }
+
+
+def _template_arguments(scheduler: str, prefix: str = "") -> str:
+    config, wgmma = f"deep_gemm::{prefix}Config", f"deep_gemm::{prefix}Wgmma"
+    return f"{config}, {wgmma}, deep_gemm::{scheduler}<{config}>"
 
 
 def _class_of(header: str) -> str:

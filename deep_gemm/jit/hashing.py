@@ -22,6 +22,10 @@ ARCH = "sm_90a"
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _INCLUDE = _PACKAGE / "include"
+#: What kernel_hash calls the choice between two tiles in kernels of masked groups. Sweeps measure configs alone, so it
+#: is no part of the op kinds' kernels; results of calls carry it beside these.
+SECOND_TILE = "second_tile"
+_TILE_CHOICE = "deep_gemm/sm90/scheduler/tile_choice.cuh"
 #: Modules of the package without a part in a launch: texts.
 _APART = ("_version.py", "op_docs.py", "op_texts.py")
 _INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"(deep_gemm/[a-z0-9_/]+\.cuh)"', re.MULTILINE)
@@ -72,10 +76,14 @@ def name_plain(kernel: str) -> str:
 
 @functools.cache
 def kernel_hash(op: str) -> str:
-    """Return the identity of the kernels of an op kind, or of a plain kernel by its symbol, in hexadecimal.
+    """Return the identity of the kernels of an op kind, of a plain kernel by its symbol, or of SECOND_TILE, in
+    hexadecimal.
 
     Raises: ProblemError for an unknown op kind.
     """
+    if op == SECOND_TILE:
+        sources = generator.second_tile_sources()
+        return hash_kernels(op, sources, {_TILE_CHOICE: get_included_headers(sources[0])[_TILE_CHOICE]})
     plain = {name_plain(name): row.constants for name, row in plain_kernels.PLAIN_KERNELS.items()}
     if op in plain:
         constants = dict.fromkeys(plain[op], 1)  # their values are the caller's

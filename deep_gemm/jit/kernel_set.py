@@ -59,15 +59,16 @@ def _list_kernels(listed: list["_C.Problem"], device: "_C.Device", any_size: boo
     kernels: Needs = {}
     for problem in listed:
         if not _C.is_small_sum(problem, device):
-            kernels.setdefault(_job_of(problem, selection.explain(problem, device).config), problem)
+            choice, second = selection.explain_tiles(problem, device)
+            kernels.setdefault(_job_of(problem, choice.config, second), problem)
     for problem in {_C.kernel_identity(problem): problem for problem in listed}.values() if any_size else ():
-        for config in ahead.list_any_size(problem, device):
-            kernels.setdefault(_job_of(problem, config))
+        for tiles in ahead.list_any_size(problem, device):
+            kernels.setdefault(_job_of(problem, *tiles))
     return kernels
 
 
-def _job_of(problem: "_C.Problem", config: "_C.Config") -> Job:
-    return Job.of_config(_C.kernel_identity(problem), config)
+def _job_of(problem: "_C.Problem", config: "_C.Config", second: "_C.Config | None" = None) -> Job:
+    return Job.of_config(_C.kernel_identity(problem), config, second)
 
 
 def _list_passes(listed: list["_C.Problem"], device: "_C.Device", any_size: bool) -> list[Job]:
@@ -97,10 +98,15 @@ def _may_copy_scales(problem: "_C.Problem", any_size: bool) -> bool:
 
 
 def _list_substitutes(kernels: "KernelSet", listed: list["_C.Problem"], device: "_C.Device") -> list[Job]:
-    """Return what runs in place of the kernels that failed: the heuristic's choices for their variants."""
-    failed = {job.problem for job, error in kernels.errors.items() if isinstance(error, CompileError)}
-    of_failed = [problem for problem in listed if failed and _C.kernel_identity(problem).to_json() in failed]
-    return list({_job_of(problem, selection.get_analytic_config(problem, device)): None for problem in of_failed})
+    """Return what runs in place of the kernels that failed: of two tiles the first alone, and the heuristic's choices
+    for their variants.
+    """
+    failed = [job for job, error in kernels.errors.items() if isinstance(error, CompileError)]
+    variants = {job.problem for job in failed}
+    of_failed = [problem for problem in listed if variants and _C.kernel_identity(problem).to_json() in variants]
+    alone = [job._replace(second="") for job in failed if job.second]
+    picks = [_job_of(problem, selection.get_analytic_config(problem, device)) for problem in of_failed]
+    return list(dict.fromkeys([*alone, *picks]))
 
 
 @dataclass
@@ -206,4 +212,6 @@ class KernelSet:
         elif job in SCALE_COPIES:
             self.attempt(job.describe(), _C.load_scale_copy_kernels)
         elif job.problem and self.needed_by.get(job) is None:
-            self.attempt(job.describe(), partial(_C.Kernel, kernel.cubin, kernel.kernel_name, *job.parse(), None))
+            problem, config, second = job.parse()
+            load = partial(_C.Kernel, kernel.cubin, kernel.kernel_name, problem, config, None, second)
+            self.attempt(job.describe(), load)

@@ -37,9 +37,9 @@ def view(value: object) -> object:
 class HostKernel:
     """A kernel of the emulator that is launched on CPU tensors, with the methods of _C.Kernel."""
 
-    def __init__(self, cubin: bytes, problem: "_C.Problem", config: "_C.Config"):
+    def __init__(self, cubin: bytes, problem: "_C.Problem", config: "_C.Config", second: "_C.Config | None" = None):
         use_host_memory()
-        self.kernel = _C.Kernel(cubin, generator.kernel_name(problem.op), problem, config, 0)
+        self.kernel = _C.Kernel(cubin, generator.kernel_name(problem.op), problem, config, 0, second)
 
     def launch(self, *operands, **options) -> None:
         """Launch on the operands of _C.Kernel.launch."""
@@ -83,8 +83,8 @@ class _Compiled(NamedTuple):
     compiler_version: str = ""
 
 
-def _get_cubin(problem, config, compiler=None, *, is_refused: bool = False) -> _Compiled:
-    return _get_cubin_for_source(generator.generate_source(problem, config), generator.kernel_name(problem.op))
+def _get_cubin(problem, config, compiler=None, *, second=None, is_refused: bool = False) -> _Compiled:
+    return _get_cubin_for_source(generator.generate_source(problem, config, second), generator.kernel_name(problem.op))
 
 
 def _get_cubin_for_source(source: str, kernel_name: str, compiler=None, *, is_refused: bool = False) -> _Compiled:

@@ -36,6 +36,7 @@ class Product(NamedTuple):
     num_sms: int = 0  # 1: one cluster walks all tiles
     integers: bool = True
     index: int = 0  # picks the memory layout of scales, and whether C is D
+    second: dict | None = None  # fields of a second tile's config
 
     @property
     def problem(self) -> "_C.Problem":
@@ -43,15 +44,20 @@ class Product(NamedTuple):
         has_ends = isinstance(self.shape, PsumRows | PsumK)
         return (with_ends(self.variant) if has_ends else self.variant).problem()
 
+    @property
+    def tiles(self) -> tuple["_C.Config", "_C.Config | None"]:
+        """The config, and the second one."""
+        return _C.Config(**self.config), _C.Config(**self.second) if self.second else None
+
     def build(self, defects: Defects | None = None) -> bytes:
         """Return the kernel; `defects` as for build_kernel."""
-        source = generator.generate_source(self.problem, _C.Config(**self.config))
+        source = generator.generate_source(self.problem, *self.tiles)
         return build_kernel(source, generator.kernel_name(self.problem.op), defects)
 
 
 def run_product(product: Product, cubin: bytes) -> Outcome:
     """Launch the kernel and compare; in the child process of the stub driver."""
-    kernel = HostKernel(cubin, product.problem, _C.Config(**product.config))
+    kernel = HostKernel(cubin, product.problem, *product.tiles)
     run = _run_dense if isinstance(product.variant, Variant) else _run_grouped
     try:
         return run(product, kernel)

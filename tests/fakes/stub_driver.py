@@ -188,13 +188,12 @@ def use_fake_build(refuse=()):
     """
     builds, salt = [], os.urandom(8).hex()  # kernels stay loaded: other bytes for each test
 
-    def get_cubin(problem, config, compiler=None, *, is_refused=False):
-        builds.append((str(problem), str(config), is_refused))
-        if config in refuse:
+    def get_cubin(problem, config, compiler=None, *, second=None, is_refused=False):
+        tiles = _C.name_tiles(config, second)
+        builds.append((str(problem), tiles, is_refused))
+        if config in refuse or second in refuse:
             raise CompileError("no such instruction\nlog")
-        cubin = (
-            f"{salt} {problem.op} {config} {problem.compiled_dims} {sum(refused for *_, refused in builds)}".encode()
-        )
+        cubin = f"{salt} {problem.op} {tiles} {problem.compiled_dims} {sum(refused for *_, refused in builds)}".encode()
         return types.SimpleNamespace(
             cubin=cubin, kernel_name=f"deep_gemm_{problem.op}", compiler="nvrtc", compiler_version="13.0"
         )

@@ -231,9 +231,7 @@ def test_a_config_that_does_not_compile_falls_back(driver):
 def built(monkeypatch):
     """Forget every plan; return the list that the problems of later compilations join."""
     problems = []
-    monkeypatch.setattr(
-        plan.build, "get_cubin", lambda problem, config, is_refused=False: problems.append(problem) or object()
-    )
+    monkeypatch.setattr(plan.build, "get_cubin", lambda problem, config, **_: problems.append(problem) or object())
     plan.forget()
     yield problems
     plan.forget()

@@ -1,0 +1,108 @@
+"""Which tile stands beside a config in one kernel for masked groups, and which tiles no kernel can hold together."""
+
+import math
+
+import pytest
+
+from deep_gemm import _C
+from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, MASKED, make_grouped
+
+H200 = _C.Device.known("h200")
+NAMES = _C.config_feature_names()
+SHARES = [0.7 + 0.6 * (index + 0.5) / 16 for index in range(16)]
+MARGIN = 1.02
+WEIGHTS = ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048))
+PROBLEMS = [
+    (op, groups, rows, *weight)
+    for op in MASKED for groups in (1, 2, 4, 8) for rows in (20, 64, 128, 256, 512, 1024) for weight in WEIGHTS
+]  # fmt: skip
+
+
+def find(op, groups, rows, n, k, room=4096, **fields):
+    """Return the problem, the heuristic's config and what stands beside it."""
+    problem = make_grouped(op, room, n, k, groups, expected_m=rows, **fields)
+    first = _C.get_analytic_config(problem, H200)
+    return problem, first, _C.find_second_tile(problem, first, H200)
+
+
+def rate(problem, config) -> list[tuple[float, float]]:
+    """Return the times of one group by draw: that of the rounds of tiles, and all of it."""
+    tile = _C.without_loop_knobs(config)
+    values = dict(zip(NAMES, _C.get_config_features(problem, H200, [tile])[0].tolist(), strict=True))
+    time = _C.estimate_time_us(problem, tile, H200)
+    fixed, *others = (values[f"{name}_share"] * time for name in ("launch", "memory", "l2", "power"))
+    round_us, columns = values["sm_share"] * time / values["rounds"], math.ceil(problem.n / tile.block_n)
+    slots = 132 * _C.blocks_per_sm(problem, tile)
+    times = []
+    for share in SHARES:
+        rows = min(problem.expected_m * share, problem.m)
+        rounds_us = round_us * math.ceil(math.ceil(rows / tile.block_m) * columns / slots)
+        times.append((rounds_us, fixed + math.fsum(us**4 for us in (*others, rounds_us)) ** 0.25))
+    return times
+
+
+def test_few_groups_have_a_second_tile_and_others_none():
+    found = {key: find(*key) for key in PROBLEMS}
+    pairs = {key: tiles for key, tiles in found.items() if tiles[2]}
+    assert 0.1 < len(pairs) / len(found) < 0.4
+    assert {op for op, *_ in pairs} == set(MASKED) and {groups for _, groups, *_ in pairs} >= {1, 2, 4}
+    for problem, first, second in pairs.values():
+        assert _C.is_legal(problem, second, H200) and _C.second_tile_reason(problem, first, second) == ""
+        assert second == _C.with_loop_knobs(problem, _C.without_loop_knobs(second), H200)
+        assert second != first
+    sides = {(second.block_m, second.block_n, second.swap_ab) for *_, second in pairs.values()}
+    assert 4 <= len(sides) <= 8, "kernels of two tiles stay few"
+
+
+@pytest.mark.parametrize("op", MASKED)
+def test_it_saves_what_it_must_by_the_draws_of_one_group(op):
+    count = 0
+    for key in [key for key in PROBLEMS if key[:2] == (op, 1)]:
+        problem, first, second = find(*key)
+        if second is None:
+            continue
+        count += 1
+        alone, beside = rate(problem, first), rate(problem, second)
+        mean_alone = sum(total for _, total in alone) / 16
+        taken = [b if b[0] * MARGIN < a[0] else a for a, b in zip(alone, beside, strict=True)]
+        mean = sum(total for _, total in taken) / 16
+        assert mean < 0.98 * mean_alone - 0.5, f"{key}: {mean_alone} us alone, {mean} with {second}"
+        assert taken != alone and taken != beside
+    assert count >= 5
+
+
+@pytest.mark.parametrize("groups", [9, 16, 32])
+def test_many_groups_have_none(groups):
+    assert all(find(op, groups, *sizes)[2] is None for op, _, *sizes in PROBLEMS[::7])
+
+
+def test_other_op_kinds_have_none():
+    for op in (CONTIGUOUS[0], K_GROUPED[1], "batched_bf16_gemm"):
+        problem = make_grouped(op, 1024, 4096, 4096, 1)
+        assert _C.find_second_tile(problem, _C.get_analytic_config(problem, H200), H200) is None
+    dense = _C.Problem("fp8_gemm", 1024, 4096, 4096)
+    assert _C.find_second_tile(dense, _C.get_analytic_config(dense, H200), H200) is None
+
+
+def test_a_cluster_has_none():
+    problem = make_grouped(MASKED[0], 4096, 4096, 4096, 1, expected_m=512)
+    assert _C.find_second_tile(problem, _C.Config(128, 160, 4), H200) is not None
+    assert _C.find_second_tile(problem, _C.Config(128, 160, 4, cluster_n=2), H200) is None
+
+
+WIDE, LOW = _C.Config(128, 160, 4), _C.Config(64, 64, 4)
+REFUSED = {
+    "op = fp8_gemm: only kernels of masked groups": (_C.Problem("fp8_gemm", 1, 1, 1), WIDE, _C.Config(128, 128, 4)),
+    "config = 128x128x128 s4 c2x1: has clusters of more than one CTA": (
+        make_grouped(MASKED[0], 1, 1, 1, 1), WIDE, _C.Config(128, 128, 4, cluster_m=2),
+    ),
+    "threads = 256: must be the 384 of the first tile": (make_grouped(MASKED[0], 1, 1, 1, 1), WIDE, LOW),
+    "CTAs of an SM = 1: must be the 2 of the first tile": (
+        make_grouped(MASKED[0], 1, 1, 1, 1), _C.Config(64, 64, 6), _C.Config(64, 64, 12),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_tiles_that_no_kernel_holds_together(text):
+    assert _C.second_tile_reason(*REFUSED[text]).startswith(text)
