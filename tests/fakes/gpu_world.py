@@ -52,7 +52,7 @@ class FakeWorld(World):
     def _get_device(self) -> "_C.Device":
         return _C.Device.known("h200")
 
-    def _load(self, problem, config, compiler: str | None) -> tuple:
+    def _load(self, problem, config, compiler: str | None, second=None) -> tuple:
         kind = FakeGroupedKernel if problem.op in GROUPED_OPS else FakeKernel
         return kind(problem, config, self.fault), SimpleNamespace(spill_bytes=0)
 

@@ -132,9 +132,9 @@ def _run_case(
     return torch.maximum(found, compare(case, config, output))
 
 
-def check_resources(world: World, variant: Variant, config) -> list[str]:
+def check_resources(world: World, variant: Variant, config, second=None) -> list[str]:
     """Return what is wrong with a kernel as the compiler and the driver report it."""
-    result, kernel = world.compile_result(variant, config), world.kernel(variant, config)
+    result, kernel = world.compile_result(variant, config, second=second), world.kernel(variant, config, second=second)
     if result.spill_bytes or kernel.local_bytes:
         return [f"{result.spill_bytes} bytes spilled, {kernel.local_bytes} bytes of local memory"]
     return []

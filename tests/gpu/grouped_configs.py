@@ -86,18 +86,28 @@ def get_grouped_case(world: World, variant: GroupedVariant, shape: GroupedShape,
 def run_grouped_config(world: World, variant: GroupedVariant, config, index: int) -> tuple[int, list[str]]:
     """Run one config on all its shapes; return the number of cases and the failures in words."""
     runs = list_grouped_runs(variant, config, index)
-    counts = [_run_case(world, variant, config, index + position, *run) for position, run in enumerate(runs)]
+    counts = [run_case(world, variant, config, index + position, *run) for position, run in enumerate(runs)]
     wrong = describe_wrong(runs, counts, partial(get_grouped_case, world, variant))
     return len(runs) + 1, check_resources(world, variant, config) + wrong
 
 
-def _run_case(
-    world: World, variant: GroupedVariant, config, index: int, shape: GroupedShape, integers: bool, num_sms: int
+def run_case(
+    world: World,
+    variant: GroupedVariant,
+    config,
+    index: int,
+    shape: GroupedShape,
+    integers: bool,
+    num_sms: int,
+    second=None,
 ) -> torch.Tensor:
-    """Run one case; every third time D's groups lie side by side, else with red zones in between."""
+    """Run one case by a config, or by a kernel of two; every third time D's groups lie side by side, else with red
+    zones in between.
+    """
     case = get_grouped_case(world, variant, shape, integers)
     output = make_grouped_output(case, gap=0 if index % 3 == 2 else GUARD_ROWS)
-    launch_grouped(world.kernel(variant, config), variant, case, output, index=index, num_sms=num_sms)
+    kernel = world.kernel(variant, config, second=second)
+    launch_grouped(kernel, variant, case, output, index=index, num_sms=num_sms)
     return compare_grouped(case, config, output)
 
 

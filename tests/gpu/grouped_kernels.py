@@ -3,7 +3,7 @@ those of the other sections.
 """
 
 from deep_gemm.errors import DeepGemmError
-from deep_gemm.selection import explain
+from deep_gemm.selection import explain_tiles
 
 from .grouped_calls import FEW_ROWS
 from .grouped_op import GROUPED_OP_VARIANTS, list_op_shapes, make_random_shape
@@ -18,8 +18,8 @@ from .variants import BF16, FP8, Variant
 
 
 def list_grouped_op_pairs(device) -> list[tuple]:
-    """Return (problem, config) of what the library itself chooses for most calls; the others are compiled when they
-    come.
+    """Return (problem, config, second tile) of what the library itself chooses for most calls; the others are compiled
+    when they come.
     """
     calls = [(variant, shape, fields) for variant in GROUPED_OP_VARIANTS for shape, fields in list_calls(variant)]
     return list(dict.fromkeys(pair for call in calls for pair in choose(*call, device)))
@@ -45,8 +45,8 @@ def list_calls(variant: GroupedVariant) -> list[tuple[GroupedShape, dict]]:
 
 
 def choose(variant: GroupedVariant, shape: GroupedShape, fields: dict, device) -> list[tuple]:
-    """Return the library's own (problem, config) for one call with scales of either layout; an empty list where it has
-    none.
+    """Return the library's own (problem, config, second tile) for one call with scales of either layout; an empty list
+    where it has none.
     """
     sizes = (shape.max_m if isinstance(shape, Masked) else shape.m, shape.n, shape.k)
     alignment = {"alignment": shape.alignment} if isinstance(shape, Contiguous) else {}
@@ -54,12 +54,11 @@ def choose(variant: GroupedVariant, shape: GroupedShape, fields: dict, device) -
     for layout in ("mn_major", "any") if variant.is_fp8 else ("mn_major",):
         laid_out = variant._replace(scale_layout=layout)
         try:
-            config = explain(
-                laid_out.problem(*(max(size, 1) for size in sizes), shape.num_groups, **fields, **alignment), device
-            ).config
+            problem = laid_out.problem(*(max(size, 1) for size in sizes), shape.num_groups, **fields, **alignment)
+            choice, second = explain_tiles(problem, device)
         except DeepGemmError:  # the call itself will say so
             continue
-        pairs.append((laid_out.problem(), config))
+        pairs.append((laid_out.problem(), choice.config, second))
     return pairs
 
 

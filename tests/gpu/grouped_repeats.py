@@ -74,11 +74,18 @@ def get_repeated_shape(variant: GroupedVariant, config, is_large: bool = False) 
 
 
 def make_grouped_repeater(
-    world: World, variant: GroupedVariant, config, is_large: bool = False
+    world: World,
+    variant: GroupedVariant,
+    config,
+    is_large: bool = False,
+    second=None,
+    shape: GroupedShape | None = None,
 ) -> tuple[Repeater, GroupedCase]:
-    """Return the repeater of one config, and its case; rows that may hold anything are not watched."""
-    case = get_grouped_case(world, variant, get_repeated_shape(variant, config, is_large))
-    output, kernel = make_grouped_output(case), world.kernel(variant, config)
+    """Return the repeater of one config or of a kernel of two, and its case, of `shape` where that is given; rows that
+    may hold anything are not watched.
+    """
+    case = get_grouped_case(world, variant, shape or get_repeated_shape(variant, config, is_large))
+    output, kernel = make_grouped_output(case), world.kernel(variant, config, second=second)
 
     def launch(num_sms: int) -> None:
         launch_grouped(kernel, variant, case, output, index=1, num_sms=num_sms)
@@ -87,12 +94,17 @@ def make_grouped_repeater(
 
 
 def run_grouped_repeats(
-    world: World, variant: GroupedVariant, config, repeats: dict[int, int]
+    world: World,
+    variant: GroupedVariant,
+    config,
+    repeats: dict[int, int],
+    second=None,
+    shape: GroupedShape | None = None,
 ) -> tuple[int, list[str]]:
-    """Launch one config `repeats[num_sms]` times, the second half beside a busy stream, then from a replayed graph; the
-    last D must be right.
+    """Launch one config, or a kernel of two, `repeats[num_sms]` times, the second half beside a busy stream, then from
+    a replayed graph; the last D must be right.
     """
-    repeater, case = make_grouped_repeater(world, variant, config)
+    repeater, case = make_grouped_repeater(world, variant, config, second=second, shape=shape)
     name = type(case.shape).__name__
     launches, failures = repeat(repeater, repeats, name, BusyStream(world.torch_device))
     wrong = int(count_grouped_wrong(case, repeater.output))

@@ -19,6 +19,7 @@ from .grouped_operands import (
     prepare_grouped_c,
 )
 from .grouped_shapes import K_UNIT, Contiguous, KGroups, Masked, get_tile
+from .grouped_tiles import VARIANTS, find_shapes, list_tiles
 from .grouped_variants import (
     CONTIGUOUS_OPS,
     MAIN_GROUPED,
@@ -31,6 +32,8 @@ from .memory import align
 from .watched import get_knobs
 
 FEW_SMS = 4
+#: Kernels of two tiles that are watched of each main variant.
+WATCHED_TILES = 3
 
 
 def get_signature(variant: GroupedVariant, config) -> tuple:
@@ -60,18 +63,32 @@ def list_watched_shapes(variant: GroupedVariant, config) -> list[GroupedShape]:
     return [KGroups(height + 1, width + 3, (ring + K_UNIT, 0, K_UNIT)), KGroups(70, 200, (K_UNIT, 2 * K_UNIT, 0) * 4)]
 
 
-def run_grouped(variant: GroupedVariant, config, is_brief: bool = False) -> list[str]:
-    """Run one config on tails, those of main variants also on several tiles a CTA; return what was wrong.
+def choose_tiles(device) -> list[tuple]:
+    """Return (variant, first, second) of every kernel with a second tile that the tools watch."""
+    return [
+        (variant, *tiles)
+        for variant in VARIANTS
+        for tiles in list_tiles(variant, device)[: WATCHED_TILES if variant in MAIN_GROUPED else 1]
+    ]
+
+
+def run_grouped(variant: GroupedVariant, config, is_brief: bool = False, second=None) -> list[str]:
+    """Run one config on tails, those of main variants also on several tiles a CTA, or a kernel of two on rows by which
+    it takes either; return what was wrong.
 
     is_brief: once, on tails with several tiles a CTA.
     """
-    result = get_cubin(variant.problem(), config, None)
-    kernel = _C.Kernel(result.cubin, result.kernel_name, variant.problem(), config, 0)
+    result = get_cubin(variant.problem(), config, second=second)
+    kernel = _C.Kernel(result.cubin, result.kernel_name, variant.problem(), config, 0, second)
     failures, shapes = [], list_watched_shapes(variant, config)
-    for index, shape in enumerate(shapes if variant in MAIN_GROUPED and not is_brief else shapes[:1]):
+    shapes = shapes if variant in MAIN_GROUPED and not is_brief else shapes[:1]
+    if second is not None:
+        shapes = list(find_shapes(variant, config, second, _C.get_device()))
+    for index, shape in enumerate(shapes):
         case = make_grouped_case(shape, "cpu", variant, integers=index == 1)
         host = make_grouped_output(case)
-        launch_on_copies(kernel, variant, case, host, index, FEW_SMS if index or is_brief else ALL_SMS)
+        is_few = second is None and (index or is_brief)  # the rows found are for all SMs
+        launch_on_copies(kernel, variant, case, host, index, FEW_SMS if is_few else ALL_SMS)
         if int(count_grouped_wrong(case, host)) or int(host.num_dirty()):
             failures.append(f"{variant}: {config} {shape}: wrong result")
     return failures

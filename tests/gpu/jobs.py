@@ -57,6 +57,7 @@ def get_makers() -> dict:
     from .grouped_configs import grouped_config_jobs, grouped_nvcc_jobs
     from .grouped_repeats import grouped_repeat_jobs
     from .grouped_semantics import grouped_semantics_jobs
+    from .grouped_tiles import tile_jobs
     from .logits_jobs import logits_jobs
     from .nn_layers import nn_jobs
     from .op_jobs import op_jobs, op_repeat_jobs
@@ -68,13 +69,16 @@ def get_makers() -> dict:
     def both_nvcc_jobs(world) -> list:
         return nvcc_jobs(world) + grouped_nvcc_jobs(world)
 
+    def all_grouped_config_jobs(world) -> list:
+        return grouped_config_jobs(world) + tile_jobs(world)
+
     return {
         "ops": op_jobs,
         "op_repeats": op_repeat_jobs,
         "einsum": einsum_jobs,
         "plain_kernels": plain_jobs,
         "configs": config_jobs,
-        "grouped_configs": grouped_config_jobs,
+        "grouped_configs": all_grouped_config_jobs,
         "grouped_repeats": grouped_repeat_jobs,
         "grouped_semantics": grouped_semantics_jobs,
         "logits": logits_jobs,

@@ -12,6 +12,7 @@ from .grouped_configs import choose_grouped_nvcc
 from .grouped_kernels import list_dense_calls, list_grouped_op_pairs
 from .grouped_psum import choose_psum_pairs, with_ends
 from .grouped_repeats import CHOSEN_VARIANTS
+from .grouped_tiles import list_tile_kernels
 from .grouped_variants import choose_grouped_pairs
 from .public_op import OP_VARIANTS
 from .repeats import PORTFOLIO_VARIANTS
@@ -41,6 +42,8 @@ def list_kernels(
         pairs += [(variant.problem(), config) for variant, config in choose_pairs(device, spread)]
     if {"grouped_configs", "grouped_repeats"} & set(sections):
         pairs += [(variant.problem(), config) for variant, config in choose_grouped_pairs(device, spread)]
+    if "grouped_configs" in sections:
+        pairs += list_tile_kernels(device)
     if "grouped_repeats" in sections:
         pairs += list_portfolio_pairs(device, CHOSEN_VARIANTS)
     if "grouped_semantics" in sections:

@@ -126,10 +126,11 @@ def _launch(kernel, case, host: GuardedOutput, index: int, num_sms: int) -> None
 
 
 def choose_all_pairs(device, ops: tuple[str, ...] = OPS) -> list[tuple]:
-    """Return every (problem, config) of those op kinds that the tools watch."""
+    """Return every (problem, config), with a second tile or not, of those op kinds that the tools watch."""
     pairs = [*choose_pairs(device), *grouped_sanitizer.choose_grouped_pairs(device)]
     pairs += [(with_ends(variant), config) for variant, config in choose_psum_pairs(device)]
     found = [(variant.problem(), config) for variant, config in pairs] + choose_logits_pairs(device)
+    found += [(variant.problem(), *tiles) for variant, *tiles in grouped_sanitizer.choose_tiles(device)]
     return [pair for pair in found if pair[0].op in ops]
 
 
@@ -143,13 +144,17 @@ def list_watched(device, ops: tuple[str, ...] = ALL_OPS, is_brief: bool = False)
         _make_program(pair, partial(run_grouped, *pair, is_brief))
         for pair in grouped_sanitizer.choose_grouped_pairs(device)
     ]
+    found += [
+        _make_program((variant, first), partial(run_grouped, variant, first, is_brief, second), f" or {second}")
+        for variant, first, second in grouped_sanitizer.choose_tiles(device)
+    ]
     found += sanitizer_calls.list_watched(device)
     return watched.order_programs(one for one in found if one.op in ops or (not one.op and ops == ALL_OPS))
 
 
-def _make_program(pair: tuple, run: partial) -> Program:
+def _make_program(pair: tuple, run: partial, more: str = "") -> Program:
     variant, config = pair
-    return Program(variant.op, f"{variant}: {config}", run, str(variant), watched.estimate_cost(config))
+    return Program(variant.op, f"{variant}: {config}{more}", run, str(variant), watched.estimate_cost(config))
 
 
 def run_child(programs: Sequence[Program], claims: str = "", deadline: float = float("inf")) -> int:

@@ -93,24 +93,24 @@ class World:
         configs, _ = self.portfolios[variant.op]
         return [config for config in configs if _C.is_legal(variant.problem(), config, self.device)]
 
-    def kernel(self, variant: Variant, config, compiler: str | None = None):
-        """Return the loaded kernel of a config.
+    def kernel(self, variant: Variant, config, compiler: str | None = None, second=None):
+        """Return the loaded kernel of a config, or of two.
 
         Raises: CompileError, LaunchError, ConfigError.
         """
-        key = (variant, config, compiler)
+        key = (variant, config, compiler, second)
         if key not in self._kernels:
-            self._kernels[key] = self._load(variant.problem(), config, compiler)
+            self._kernels[key] = self._load(variant.problem(), config, compiler, second)
         return self._kernels[key][0]
 
-    def _load(self, problem, config, compiler: str | None) -> tuple:
-        result = get_cubin(problem, config, compiler)
-        return _C.Kernel(result.cubin, result.kernel_name, problem, config, 0), result
+    def _load(self, problem, config, compiler: str | None, second=None) -> tuple:
+        result = get_cubin(problem, config, compiler, second=second)
+        return _C.Kernel(result.cubin, result.kernel_name, problem, config, 0, second), result
 
-    def compile_result(self, variant: Variant, config, compiler: str | None = None):
-        """Return the compiler's report of a config."""
-        self.kernel(variant, config, compiler)
-        return self._kernels[variant, config, compiler][1]
+    def compile_result(self, variant: Variant, config, compiler: str | None = None, second=None):
+        """Return the compiler's report of a config, or of two."""
+        self.kernel(variant, config, compiler, second)
+        return self._kernels[variant, config, compiler, second][1]
 
     def case(self, variant: Variant, shape: Shape, integers: bool = False) -> Case:
         """Return the operands and reference of a shape, the same for every config and scale layout."""

@@ -9,7 +9,16 @@ from deep_gemm import _C, reference
 from tests.fakes.gpu_world import FakeWorld, copy_storage
 from tests.fakes.grouped_kernel import FakeGroupedKernel
 from tests.fakes.grouped_variants import GROUPED_OPS, make_grouped_variants
-from tests.gpu import grouped_configs, grouped_repeats, grouped_sanitizer, jobs, kernels, run, watched
+from tests.gpu import (
+    grouped_configs,
+    grouped_repeats,
+    grouped_sanitizer,
+    grouped_tiles,
+    jobs,
+    kernels,
+    run,
+    watched,
+)
 from tests.gpu.grouped_memory import is_mn_major_of_groups, make_groups, make_scale_layout_of_groups
 from tests.gpu.grouped_op import GROUPED_OP_VARIANTS, list_op_shapes
 from tests.gpu.grouped_operands import (
@@ -223,6 +232,56 @@ def test_padding_is_nan_in_the_operands():
         and masked.scale_a[0, 5:].isnan().all()
         and not masked.a[1].float().isnan().any()
     )
+
+
+# Kernels of two tiles.
+
+
+def run_small_tiles(world, monkeypatch, variant, tiles):
+    shapes = list(SMALL_MASKED)
+    monkeypatch.setattr(grouped_tiles, "derive_masked", lambda config, index: shapes)
+    monkeypatch.setattr(grouped_tiles, "list_common_masked", lambda: shapes[:1])
+    return grouped_tiles.run_shapes(world, variant, *tiles, 1, (shapes[0], shapes[1]))
+
+
+@pytest.mark.parametrize("device", ["h200", "h100"])
+def test_every_kernel_of_two_tiles_runs_both(device):
+    """By rows that differ alone; watched ones, too."""
+    device = _C.Device.known(device)
+    kernels_of = {variant: grouped_tiles.list_tiles(variant, device) for variant in grouped_tiles.VARIANTS}
+    for variant, found in kernels_of.items():
+        assert len(found) >= (6 if variant in MAIN_GROUPED else 2)
+        for tiles in found:
+            assert _C.second_tile_reason(variant.problem(), *tiles) == ""
+            shapes = grouped_tiles.find_shapes(variant, *tiles, device)
+            assert [grouped_tiles.takes_second(variant, shape, *tiles, device) for shape in shapes] == [False, True]
+            assert shapes[0]._replace(sizes=()) == shapes[1]._replace(sizes=())
+    watched_tiles = grouped_sanitizer.choose_tiles(device)
+    assert {variant for variant, *_ in watched_tiles} == set(kernels_of)
+    assert all(tuple(tiles) in kernels_of[variant] for variant, *tiles in watched_tiles)
+
+
+def test_kernels_of_two_tiles_are_compiled_ahead_and_have_jobs_of_their_own():
+    found = [
+        (variant, *tiles) for variant in grouped_tiles.VARIANTS for tiles in grouped_tiles.list_tiles(variant, H200)
+    ]
+    assert len({name for name, _ in grouped_tiles.tile_jobs(FakeWorld())}) == len(found)
+    listed = kernels.list_kernels(H200, ["grouped_configs"], ("nvrtc",), 48, True)
+    compiled = {(job.problem, job.config, *([job.second] if job.second else [])) for job in listed}
+    needed = {
+        (problem.to_json(), *map(_C.Config.to_json, tiles)) for problem, *tiles in grouped_tiles.list_tile_kernels(H200)
+    }
+    assert needed <= compiled and len(needed) > len(found)
+    assert all(len(rows) == grouped_tiles.NUM_GROUPS for rows in grouped_tiles.GRAPH_ROWS)
+
+
+@pytest.mark.parametrize("variant", grouped_tiles.VARIANTS, ids=str)
+def test_right_kernels_of_two_tiles_pass_and_wrong_ones_do_not(monkeypatch, variant):
+    tiles = grouped_tiles.list_tiles(variant, H200)[0]
+    cases, failures = run_small_tiles(FakeWorld(), monkeypatch, variant, tiles)
+    assert cases == 10 and failures == []
+    for fault in (spoil_first, spoil_behind_group, leave_first_row, spoil_late):
+        assert run_small_tiles(FakeWorld(fault), monkeypatch, variant, tiles)[1]
 
 
 # The library's reference, repeats, memory.

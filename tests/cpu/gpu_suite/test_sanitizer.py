@@ -42,7 +42,7 @@ def test_the_sanitizer_watches_every_op_kind_and_plain_kernel():
     assert len({program.name for program in programs}) == len(programs) < 450
     assert op_calls.list_kinds(sanitizer_calls.choose_calls()) == set(OP_KINDS)
     assert {name for call in sanitizer_calls.choose_calls() for name in call.kernels} == set(PLAIN_KERNELS)
-    launched = {problem.op for problem, _ in sanitizer.choose_all_pairs(H200, ALL_OPS)}
+    launched = {problem.op for problem, *_ in sanitizer.choose_all_pairs(H200, ALL_OPS)}
     assert launched == {op for op, kind in OP_KINDS.items() if not (kind.is_batched or kind.is_summed)}
     some = sanitizer.list_watched(H200, ("fp8_mqa_logits",))
     assert some and all("fp8_mqa_logits" in program.name for program in some)
@@ -66,7 +66,7 @@ def record_launches(monkeypatch) -> list[tuple]:
     kernel = types.SimpleNamespace(cubin=b"", kernel_name="")
     monkeypatch.setattr(_C, "Kernel", lambda *_: kernel)
     for module in (sanitizer, grouped_sanitizer):
-        monkeypatch.setattr(module, "get_cubin", lambda *_: kernel)
+        monkeypatch.setattr(module, "get_cubin", lambda *_, **__: kernel)
         monkeypatch.setattr(module, "count_wrong" if module is sanitizer else "count_grouped_wrong", lambda *_: 0)
 
     def launch(kernel, operands, host, c, **options):
