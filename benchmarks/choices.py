@@ -6,6 +6,8 @@ Roles:
   model      the choice of a model that never saw the problem's family: from --model
   heuristic  the analytic heuristic alone
   invariant  the choice with batch invariance, where the benchmark asks for it: no config that splits K
+  first      of a call whose kernel has two tiles the config chosen, alone
+  second     and its second tile, alone
 """
 
 from pathlib import Path
@@ -14,17 +16,23 @@ from typing import NamedTuple
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.hashing import kernel_hash
-from deep_gemm.selection import explain
+from deep_gemm.selection import explain, explain_tiles
 from tuner.problems.fields import PROBLEM_DEFAULTS, replace_problem, to_problem
 
 from .stamp import read_json
 
 
 class Choice(NamedTuple):
-    """A config and where it comes from."""
+    """A config and where it comes from; `second`: the second tile of a call's kernel."""
 
     config: object
     source: str
+    second: object = None
+
+    @property
+    def name(self) -> str:
+        """What results call it."""
+        return _C.name_tiles(self.config, self.second)
 
 
 def read_choices(path: Path | None, op: str, sku: str) -> dict[str, object]:
@@ -55,22 +63,27 @@ class Choices:
 
     def of(self, problem, roles: tuple[str, ...]) -> dict[str, Choice]:
         """Return {role: Choice} of those `roles` that have one; `auto`, what a call runs, always has."""
-        choice, key, run = explain(problem, self.device), problem.key, find_run(problem, "auto")
-        found = {"auto": Choice(choice.config, choice.source)}
+        call, key, run = self._choose_call(problem), problem.key, find_run(problem, "auto")
+        found = {"auto": call}
+        if call.second is not None:
+            found |= {"first": call._replace(second=None), "second": call._replace(config=call.second, second=None)}
         found["heuristic"] = Choice(_C.get_analytic_config(problem, self.device), "analytic")
         if key in self.best:
             found["best"] = Choice(self.best[key], "sweep")
-        elif choice.source == "exact":
-            found["best"] = Choice(choice.config, "exact")
+        elif call.source == "exact":
+            found["best"] = Choice(call.config, "exact")
         if key in self.model:
             found["model"] = Choice(self.model[key], "out of fold")
         if "invariant" in roles:
             found["invariant"] = self._choose_invariant(problem)
         legal = {role: choice for role, choice in found.items() if _is_legal(problem, choice.config, self.device)}
         if run != problem:
-            choice = explain(run, self.device)
-            legal["auto"] = Choice(choice.config, choice.source)
+            legal["auto"] = self._choose_call(run)
         return {role: choice for role, choice in legal.items() if role in (*roles, "auto")}
+
+    def _choose_call(self, run) -> Choice:
+        choice, second = explain_tiles(run, self.device)
+        return Choice(choice.config, choice.source, second)
 
     def _choose_invariant(self, problem) -> Choice:
         choice = explain(replace_problem(problem, batch_invariant=True), self.device)

@@ -50,6 +50,7 @@ class Family:
         words.
     part: name of a kernel that is also timed alone, within the calls that launch it, and belongs to the identity of a
         run.
+    further: what a result carries the hash of besides the kernels of the op kinds (hashing.py).
     rests: without DeepGEMM in the run, variants are timed one after the other, each after a rest (cold_timer.py),
         because the figures compare with recorded times alone.
     """
@@ -62,12 +63,13 @@ class Family:
     make_product: Callable[[dict, object], Product]
     peer: str
     part: str = ""
+    further: tuple[str, ...] = ()
     rests: bool = False
 
     @property
     def hashed(self) -> tuple[str, ...]:
         """Names of the kernel hashes that a result carries."""
-        return (*self.ops, self.part) if self.part else self.ops
+        return (*self.ops, *([self.part] if self.part else []), *self.further)
 
     def name_order(self, has_upstream: bool) -> str:
         """Return in which order the variants' rounds run."""
@@ -100,15 +102,15 @@ class Benchmark:
         }
 
     def list_kernels(self, key: dict) -> list[tuple]:
-        """Return (problem, config) of every kernel that a problem needs; none where its choices fail, which its row
-        will say.
+        """Return (problem, config) of every kernel that a problem needs, with the second tile where a call has one;
+        none where its choices fail, which its row will say.
         """
         try:
             problems, choices = self.family.make_problems(key), self.choose(key)
         except DeepGemmError:
             return []
         return [
-            (find_run(problems[layout], role), choice.config)
+            (find_run(problems[layout], role), choice.config, choice.second)
             for layout, roles in choices.items() for role, choice in roles.items()
         ]  # fmt: skip
 
@@ -158,15 +160,15 @@ class Benchmark:
 
 
 def name_choices(choices: dict[str, dict]) -> dict[str, dict]:
-    """Return {role: {"config", "source", <further layout>: its config}}: the first layout's config, and where another
-    layout's differs.
+    """Return {role: {"config", "source", <further layout>: its config}}: the first layout's config, or both tiles of
+    its kernel, and where another layout's differs.
     """
     named: dict[str, dict] = {}
     for layout, roles in choices.items():
         for role, choice in roles.items():
-            entry = named.setdefault(role, {"config": str(choice.config), "source": choice.source})
-            if entry["config"] != str(choice.config):
-                entry[layout] = str(choice.config)
+            entry = named.setdefault(role, {"config": choice.name, "source": choice.source})
+            if entry["config"] != choice.name:
+                entry[layout] = choice.name
     return named
 
 

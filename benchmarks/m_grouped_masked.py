@@ -16,6 +16,7 @@ from types import ModuleType
 import torch
 
 import deep_gemm
+from deep_gemm.jit.hashing import SECOND_TILE
 
 from .dense_fp8 import FLOOR_BLOCKS_PER_SM, MAX_FLOOR_M
 from .device_kernels import ReadKernel
@@ -78,6 +79,7 @@ FAMILY = Family(
     make_problems=make_problems,
     make_product=MaskedProduct,
     peer=M_GROUPED_PEER,
+    further=(SECOND_TILE,),
     rests=True,
 )
 

@@ -24,6 +24,7 @@ from . import (
     m_grouped_masked,
     mqa_logits,
     random_fp8,
+    second_tile,
     wgrad_fp8,
 )
 from .choices import find_run
@@ -34,7 +35,7 @@ FAMILIES: dict[str, Family] = {
     f"{module.FAMILY.name}.json": module.FAMILY
     for module in (
         *(dense_fp8, dense_bf16, random_fp8, wgrad_fp8),
-        *(m_grouped_contiguous, m_grouped_masked, k_grouped, mqa_logits),
+        *(m_grouped_contiguous, m_grouped_masked, second_tile, k_grouped, mqa_logits),
     )
 }
 
@@ -49,12 +50,24 @@ def load_packaged(sku: str) -> Selector | None:
     return Selector(path.read_bytes()) if path.exists() else None
 
 
-def choose(problem, device) -> str:
-    """Return the config that a call runs for a problem, as results name it."""
-    run, selector = find_run(problem, "auto"), load_packaged(device.sku)
+def choose(problem, device) -> object:
+    """Return the config that is chosen for a problem."""
+    selector = load_packaged(device.sku)
     if selector is None:
-        return str(_C.get_analytic_config(run, device))
-    return str(selector.choose(run, device, "auto", kernel_hash(run.op)).config)
+        return _C.get_analytic_config(problem, device)
+    return selector.choose(problem, device, "auto", kernel_hash(problem.op)).config
+
+
+def name_call(problem, device) -> str:
+    """Return the config that a call runs for a problem, or both tiles of its kernel, as results name them."""
+    run = find_run(problem, "auto")
+    config = choose(run, device)
+    return _C.name_tiles(config, _C.find_second_tile(run, config, device))
+
+
+def name_choice(problem, device) -> str:
+    """Return the config alone, which sweeps measure."""
+    return str(choose(problem, device))
 
 
 def list_choices(family: Family, row: dict) -> list[tuple[str, object]]:
@@ -83,7 +96,8 @@ def count_changed(file: str, result: dict) -> int:
     rows = (
         list_regret_choices(result) if file == REGRET else [list_choices(FAMILIES[file], row) for row in result["rows"]]
     )
-    return sum(any(config != choose(problem, device) for config, problem in row) for row in rows)
+    name = name_choice if file == REGRET else name_call
+    return sum(any(config != name(problem, device) for config, problem in row) for row in rows)
 
 
 def get_reason(file: str, result: dict) -> str | None:

@@ -55,10 +55,15 @@ def select(
 
 
 def describe_selected(found: dict) -> str:
-    """Return config, who chose it and why, time and GPU model: on one line, or the reason below where that is long."""
+    """Return config, who chose it and why, time and GPU model: on one line, or the reason below where that is long; and
+    the second tile of a call's kernel, if it has one.
+    """
     why, rest = f"{found['source']}: {found['reason']}", f"{describe_time(found)} on {found['sku']}"
     line = f"{found['name']}  ({why}){rest}"
-    return line if len(line) <= WIDTH else f"{found['name']}{rest}\n{wrap('  ' + why)}"
+    lines = [line] if len(line) <= WIDTH else [f"{found['name']}{rest}", wrap("  " + why)]
+    if found["second"]:
+        lines.append(wrap(f"  or {found['second']['name']}, where masked_m asks for it"))
+    return "\n".join(lines)
 
 
 def describe_time(found: dict) -> str:

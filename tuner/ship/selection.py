@@ -54,14 +54,15 @@ def read_value(name: str, value: object) -> object:
 def describe_choice(
     op: str, m: int, n: int, k: int, device: str = "", batch_invariant: bool | None = None, **fields: object
 ) -> dict:
-    """Return the choice for a problem (see make_problem), with scores, guards and predicted times; of batch invariance
-    None is what the library's calls of this op kind ask for.
+    """Return the choice for a problem (see make_problem), with scores, guards and predicted times, and the second tile
+    of a call's kernel (None: it has one tile); of batch invariance None is what the library's calls of this op kind ask
+    for.
 
     Raises: UsageError for an impossible problem or device.
     """
     problem = make_asked_problem(op, m, n, k, batch_invariant, **fields)
     target = device_at_hand(device)
-    choice = runtime.explain(problem, target)
+    choice, second = runtime.explain_tiles(problem, target)
     pick = _C.get_analytic_config(problem, target)
     pick_us = _C.estimate_time_us(problem, pick, target)
     scores = choice.scores
@@ -70,6 +71,7 @@ def describe_choice(
         "sku": target.sku,
         "config": choice.config.as_dict(),
         "name": str(choice.config),
+        "second": {"config": second.as_dict(), "name": str(second)} if second else None,
         "source": choice.source,
         "reason": choice.reason,
         "predicted_us": predict_us(problem, choice.config, target, scores, pick_us),

@@ -46,7 +46,7 @@ def run_benchmark(folder: str) -> tuple[dict, list[str], list]:
 
     cuda = types.SimpleNamespace(synchronize=lambda: None)
     new_shapes.torch = types.SimpleNamespace(empty=make, randn=make, bfloat16=torch.bfloat16, cuda=cuda)
-    ahead.list_any_size = lambda *_: list_picks()
+    ahead.list_any_size = lambda *_: [(config, None) for config in list_picks()]
     plan.plan = lambda problem, ordinal: problems.append(problem) or planned(problem, ordinal)
     os.environ |= {"DG_JIT_USE_NVRTC": "0", "DG_JIT_NVCC_COMPILER": str(install_counting_nvcc(Path(folder)))}
     with new_shapes.empty_cache():
@@ -66,7 +66,7 @@ def test_new_shapes_compile_nothing_but_what_makes_their_operands(tmp_path):
 
 def test_a_warm_up_for_any_size_prepares_the_benchmark_s_shapes():
     device = _C.Device.known("h200")
-    assert set(list_picks()) <= set(ahead.list_any_size(FP8.problem(), device))
+    assert {(config, None) for config in list_picks()} <= set(ahead.list_any_size(FP8.problem(), device))
 
 
 def draw_shapes(count: int) -> list[tuple[int, int, int]]:
@@ -89,7 +89,7 @@ def draw_shapes(count: int) -> list[tuple[int, int, int]]:
 )
 def test_a_warm_up_for_any_size_leaves_two_new_shapes_in_1000(fields, name):
     device = _C.Device.known(name)
-    prepared = set(ahead.list_any_size(_C.Problem(**fields, m=128, n=128, k=128), device))
+    prepared = {first for first, _ in ahead.list_any_size(_C.Problem(**fields, m=128, n=128, k=128), device)}
     shapes = draw_shapes(4000)
     picks = [_C.get_analytic_config(_C.Problem(**fields, m=m, n=n, k=k), device) for m, n, k in shapes]
     assert sum(pick not in prepared for pick in picks) <= 0.002 * len(shapes)

@@ -157,7 +157,7 @@ def test_choices_are_found_by_the_whole_problem(tmp_path):
     write_json(tmp_path / "model.json", {"rows": rows})
     found = choices.Choices("fp8_gemm", H200, model=tmp_path / "model.json")
     roles = ("model", "heuristic", "invariant", "best")
-    assert found.of(_C.Problem("fp8_gemm", **SIZES), roles)["model"] == (config, "out of fold")
+    assert found.of(_C.Problem("fp8_gemm", **SIZES), roles)["model"] == choices.Choice(config, "out of fold")
     assert found.of(_C.Problem("fp8_gemm", **SIZES, recipe="1d1d"), roles)["model"].config.num_stages == 5
     assert set(found.of(_C.Problem("fp8_gemm", **SIZES, scale_layout="any"), roles)) == {
         "auto",
