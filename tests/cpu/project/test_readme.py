@@ -82,7 +82,8 @@ def test_the_readme_claims_what_was_measured():
     text = re.sub(r"\s+", " ", README)
     assert f"dense FP8 is {entries['P1']['value']:.2f}x as fast as DeepGEMM in the same run" in text
     assert f"never saw the problem's weight, {entries['P1']['out_of_fold']:.2f}x" in text
-    words = ["none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+    words = ["none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    words += ["eleven", "twelve", "thirteen", "fourteen", "fifteen"]
     missed = sum(not entry["met"] for entry in entries.values())
     assert f"{words[missed]} of the project's {len(entries)} targets are not met" in text
     assert (
