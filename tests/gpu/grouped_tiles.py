@@ -35,7 +35,7 @@ WEIGHTS = ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048), (7168, 2048))
 MAX_M = 4096
 REPEATS = {ALL_SMS: 60, FEW_SMS: 40}
 #: Of what is launched: groups, and widths and rooms in which either tile may take less.
-NUM_GROUPS, K, WIDTHS, ROOMS = 4, 656, (1544, 2056, 4104, 8200), (300, 700, 1500)
+NUM_GROUPS, DEPTHS, WIDTHS, ROOMS = 4, (656, 4112), (1544, 2056, 4104, 8200), (300, 700, 1500)
 NUM_DRAWS = 200
 #: Rows that come to a graph besides those by which it takes either tile: none, a few, all, too many, less than none.
 GRAPH_ROWS = ((0, 0, 0, 0), (64, 0, 0, 1), (-1, 3, 0, 9), (1 << 30, 256, 65, 129))
@@ -75,10 +75,10 @@ def find_shapes(variant: GroupedVariant, first, second, device) -> tuple[Masked,
 
     Raises: ValueError where none are found.
     """
-    for n, max_m in product(WIDTHS, ROOMS):
+    for k, n, max_m in product(DEPTHS, WIDTHS, ROOMS):
         rng, found = random.Random(n * max_m), {}
         for _ in range(NUM_DRAWS):
-            shape = Masked(n, K, max_m, tuple(rng.randrange(max_m + 1) for _ in range(NUM_GROUPS)))
+            shape = Masked(n, k, max_m, tuple(int((max_m + 1) * rng.random() ** 3) for _ in range(NUM_GROUPS)))
             found.setdefault(takes_second(variant, shape, first, second, device), shape)
             if len(found) == 2:
                 return found[False], found[True]
