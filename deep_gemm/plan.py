@@ -143,6 +143,7 @@ def _build_another(problem, device, choice, second, error: CompileError):
         with contextlib.suppress(CompileError):
             result = _get_kernel(problem, config)
             first_line = str(error).partition("\n")[0]
+            remember_failure(problem, choice.config, second, error)  # another problem need not try that again
             _warn_once(
                 f"{_C.name_tiles(choice.config, second)}, chosen for {problem} ({choice.source}), does not compile"
                 f" ({first_line}); using {config} instead"
@@ -197,7 +198,7 @@ def _get_kernel(
 def remember_failure(
     problem: "_C.Problem", config: "_C.Config", second: "_C.Config | None", error: CompileError
 ) -> None:
-    """Let whoever needs this kernel meet `error` at once: a warm-up has tried to compile it."""
+    """Let whoever needs this kernel meet `error` at once, without compiling."""
     with _lock:
         _failed[(config, second, _C.kernel_identity(problem))] = error
 

@@ -13,7 +13,7 @@
 namespace deep_gemm {
 namespace {
 
-// A server meets a few hundred problems; the bound is for callers with unbounded shapes. An entry takes about 130
+// A server meets a few hundred problems; the bound is for callers with unbounded shapes. An entry takes about 150
 // bytes.
 constexpr size_t kCapacity = 4096;
 

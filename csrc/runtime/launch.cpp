@@ -3,6 +3,7 @@
 #include <Python.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "core/error.hpp"
@@ -247,11 +248,11 @@ void launch(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Ca
     GemmParams params = make_params(geometry, call, sizes);
     GroupParams groups;
     if (is_grouped(call.op)) groups = make_group_params(call, sizes, geometry, map_slots);
-    SecondTile second;
+    std::optional<SecondTile> second;  // most kernels have none, and it is large
     if (kernel.second) second = make_second_tile(kernel, geometry.second, call, sizes, params);
     // A dense kernel has no eighth parameter and most have no ninth; the driver reads as many as the kernel has.
     void* arguments[] = {&maps.a,      &maps.b, &maps.d, &maps.scale_a, &maps.scale_b,
-                         &maps.a_tail, &params, &groups, &second};
+                         &maps.a_tail, &params, &groups, second ? &*second : nullptr};
     const KernelLaunch launch(kernel, geometry.num_ctas, static_cast<driver::Stream>(stream),
                               may_overlap(kernel, geometry));
     enqueue(kernel.function(), launch.config, arguments,

@@ -11,7 +11,7 @@ import pytest
 import deep_gemm
 from deep_gemm import _C, plan, selection
 from deep_gemm.errors import ConfigError
-from deep_gemm.jit import build
+from deep_gemm.jit import build, kernel_set
 from tests.fakes import stub_driver
 from tests.fakes.compiler import install_counting_nvcc, read_compiled
 from tests.fakes.grouped_calls import call_masked
@@ -93,7 +93,9 @@ def call_what_does_not_compile():
     builds = use_fake_build(refuse=[second])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        call_masked(**SIZES)
+        for _ in range(2):
+            call_masked(**SIZES)
+            _C.dispatch_clear()  # planned anew
     names = [_C.name_tiles(first, second), str(first)]
     return [tiles for _, tiles, _ in builds], names, [str(warning.message) for warning in caught]
 
@@ -136,6 +138,16 @@ def test_explicit_kernels_of_two_tiles(driver):
     assert pair.startswith("config = 128x160x128 s4 c1x1, second = 64x64x128 s4 c1x1: threads = 256: must be the 384")
     assert illegal.startswith("second = 128x250x128 s4 c1x1: block_n = 250: ")
     assert len(select(events, "LibraryLoadData")) == 2, "nothing is loaded of what is refused"
+
+
+@pytest.mark.parametrize("groups", [(4, 32), (32, 4)])
+def test_a_warm_up_for_any_size_prepares_second_tiles_for_the_groups_listed(monkeypatch, groups):
+    monkeypatch.setattr(kernel_set.ahead, "_NUM_SPREAD", 200)
+    device, found = _C.Device.known("h200"), {}
+    for listed in (groups, (4,), (32,)):
+        found[listed] = set(kernel_set._list_kernels([make_problem(count) for count in listed], device, True))
+    assert found[groups] == found[4,] | found[32,]
+    assert any(job.second for job in found[4,]) and not any(job.second for job in found[32,])
 
 
 def warm_up_and_call(folder):
