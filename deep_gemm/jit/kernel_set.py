@@ -61,10 +61,19 @@ def _list_kernels(listed: list["_C.Problem"], device: "_C.Device", any_size: boo
         if not _C.is_small_sum(problem, device):
             choice, second = selection.explain_tiles(problem, device)
             kernels.setdefault(_job_of(problem, choice.config, second), problem)
-    for problem in {_C.kernel_identity(problem): problem for problem in listed}.values() if any_size else ():
+    for problem in _list_variants(listed) if any_size else ():
         for tiles in ahead.list_any_size(problem, device):
             kernels.setdefault(_job_of(problem, *tiles))
     return kernels
+
+
+def _list_variants(listed: list["_C.Problem"]) -> list["_C.Problem"]:
+    """Return a problem of each variant; of masked groups of each number of groups, too, on which second tiles hang."""
+    found: dict = {}
+    for problem in listed:
+        groups = problem.num_groups if OP_KINDS[problem.op].has_room else 0
+        found.setdefault((_C.kernel_identity(problem), groups), problem)
+    return list(found.values())
 
 
 def _job_of(problem: "_C.Problem", config: "_C.Config", second: "_C.Config | None" = None) -> Job:

@@ -76,6 +76,17 @@ def draw_shapes(count: int) -> list[tuple[int, int, int]]:
     ]
 
 
+@pytest.mark.parametrize("op, num_groups", [("m_grouped_fp8_gemm_masked", 4), ("m_grouped_bf16_gemm_masked", 1)])
+def test_it_leaves_seven_in_1000_of_few_masked_groups_with_their_second_tiles(op, num_groups):
+    device = _C.Device.known("h200")
+    prepared = set(ahead.list_any_size(_C.Problem(op, 8192, 128, 128, num_groups=num_groups, expected_m=64), device))
+    problems = [_C.Problem(op, 8192, n, k, num_groups=num_groups, expected_m=m) for m, n, k in draw_shapes(2000)]
+    runs = [selection.explain_tiles(problem, device) for problem in problems]
+    assert sum(second is not None for _, second in runs) > 20
+    assert sum((choice.config, second) not in prepared for choice, second in runs) <= 0.007 * len(runs)
+    assert len(prepared) <= 220, "each is compiled"
+
+
 @pytest.mark.parametrize("name", ["h200", pytest.param("h20", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "fields",
