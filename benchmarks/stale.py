@@ -36,6 +36,8 @@ OF_CHOICES = (
     *("models.json", "models_compiled.json", "models_deepseek.json", "models_qwen3.json"),
     *("models_qwen3_transformers.json", "train_llama.json", "transpose_fp8.json", "tuned_models.json"),
 )
+#: Records of calls whose kernels may have a second tile: the choice on the device counts, whether they name it or not.
+OF_SECOND_TILES = ("m_grouped_masked.json", "second_tile.json")
 #: What a record of regrets says of the estimate of each op kind (`_C.estimate_revision`), 1 where it says nothing.
 ESTIMATES = "estimate_revision"
 OF_ESTIMATES = ("evaluation.json", "fit_rates.json")
@@ -142,7 +144,8 @@ def get_reason(path: Path, meta: dict, ops: tuple[str, ...] = ()) -> str | None:
     ops: the op kinds of a figure that is of some of the result's alone.
     """
     if ops:
-        meta = meta | {"kernel_hash": {op: meta["kernel_hash"].get(op) for op in ops}}
+        names = (*ops, *list_further(path))
+        meta = meta | {"kernel_hash": {name: meta["kernel_hash"].get(name) for name in names}}
     recorded = find_recorded(path, meta)
     if recorded == find_current(path, recorded):
         return None
@@ -211,6 +214,13 @@ def read_result_hash(path: Path) -> dict[str, str | None] | str | None:
     return find_recorded(path, content.get("meta", content))
 
 
+def list_further(path: Path) -> tuple[str, ...]:
+    """Return what else a result in `path` must carry the hash of besides the kernels of op kinds."""
+    from deep_gemm.jit.hashing import SECOND_TILE
+
+    return (SECOND_TILE,) if path.name in OF_SECOND_TILES else ()
+
+
 def find_recorded(path: Path, meta: dict) -> dict[str, str | None] | str | None:
     """Return what a result carries: the tree's hash for the GPU record, else the kernels' by op kind; where figures
     hang on choices, the selector's, too.
@@ -218,6 +228,8 @@ def find_recorded(path: Path, meta: dict) -> dict[str, str | None] | str | None:
     if path.name == GPU_RECORD:
         return find_tree_hash(meta)
     hashes = meta.get("kernel_hash")
+    if further := list_further(path):
+        hashes = dict.fromkeys(further, UNNAMED) | (hashes or {})
     if path.name in OF_ESTIMATES:
         return (hashes or {}) | {ESTIMATES: {op: meta.get(ESTIMATES, {}).get(op, 1) for op in hashes or {}}}
     if path.name not in OF_CHOICES:

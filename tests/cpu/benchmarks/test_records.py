@@ -16,6 +16,7 @@ import pytest
 from benchmarks import stale, today
 from benchmarks.stamp import OP, OPS, RECORDS, RESULTS, format_json, read_json, results_of, write_json
 from deep_gemm import _C, older_kernels, selection
+from deep_gemm.jit.hashing import SECOND_TILE
 from tests.gpu import jobs, parent, run, sanitizer
 from tests.gpu import record as records
 from tests.gpu.record import make_record, make_section, merge_records
@@ -252,6 +253,21 @@ def test_figures_that_hang_on_choices_are_current_only_by_the_selector_that_chos
         recorded = stale.read_result_hash(path)
         assert (recorded == stale.find_current(path, recorded)) == (is_current or not is_of_choices)
         assert stale.State(name, recorded, None, None).of_older == ""
+
+
+@pytest.mark.parametrize("choice, is_current", [("own", True), ("0" * 64, False), (None, False)])
+def test_records_of_few_masked_groups_hang_on_the_choice_of_their_tile(tmp_path, choice, is_current):
+    """Also where they were made before there was one."""
+    ops = ("m_grouped_fp8_gemm_masked", "m_grouped_bf16_gemm_masked")
+    hashes = {op: stale.current_kernel_hash(op) for op in ops}
+    if choice:
+        hashes[SECOND_TILE] = stale.current_kernel_hash(SECOND_TILE) if choice == "own" else choice
+    path = tmp_path / "h200" / "m_grouped_masked.json"
+    write_json(path, {"meta": {"kernel_hash": hashes}, "rows": []})
+    for named in ((), ops[:1]):
+        assert (stale.get_reason(path, {"kernel_hash": hashes}, named) is None) == is_current
+    recorded = stale.read_result_hash(path)
+    assert (recorded == stale.find_current(path, recorded)) == is_current
 
 
 def test_a_record_of_choices_without_hashes_is_stale(tmp_path):
