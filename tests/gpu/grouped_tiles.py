@@ -130,7 +130,8 @@ def run_changed_rows(
         graph.replay()
         launch_grouped(alone, variant, case, single, index=1)
         valid = [slice(0, min(max(count, 0), either[0].max_m)) for count in rows]
-        unlike = sum(not torch.equal(output.d[group, part], single.d[group, part]) for group, part in enumerate(valid))
+        bits = [(output.all_bits[group, part], single.all_bits[group, part]) for group, part in enumerate(valid)]
+        unlike = sum(not torch.equal(*both_bits) for both_bits in bits)
         failures += [f"rows {rows}: {unlike} groups unlike those of one tile"] if unlike else []
     return len(all_rows) * GRAPH_ROUNDS, list(dict.fromkeys(failures))
 
