@@ -17,7 +17,8 @@ namespace {
 // more kernel to compile.
 constexpr double kChoiceUs = 0.5, kLeastGain = 0.02;
 constexpr double kMargin = 1.02;
-// By the estimate, knowing the rows of more groups saves less than that for any tile.
+// A bound on the kernels that are compiled. Of sizes drawn at random fewer gain the more groups there are: 2.3 % with
+// eight, 1.7 with nine, 0.5 with sixteen.
 constexpr int32_t kMostGroups = 8;
 
 // The tiles that stand beside others, so that kernels of pairs stay few: by the estimate these gain 1.9 and 2.0 % over
@@ -99,7 +100,7 @@ double second_tile_weight(const Problem& problem, const Config& first, const Con
 }
 
 std::optional<Config> find_second_tile(const Problem& problem, const Config& first, const Device& device) {
-    if (!op_kind(problem.op).has_room() || problem.num_groups > kMostGroups || !is_single(first)) return std::nullopt;
+    if (!op_kind(problem.op).has_room() || problem.num_groups > kMostGroups) return std::nullopt;
     const Estimator estimator(problem, device);
     Tiler tiler(problem, estimator.sms());
     const RatedTile own(problem, estimator, tiler, first);

@@ -251,8 +251,9 @@ void launch(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Ca
     std::optional<SecondTile> second;  // most kernels have none, and it is large
     if (kernel.second) second = make_second_tile(kernel, geometry.second, call, sizes, params);
     // A dense kernel has no eighth parameter and most have no ninth; the driver reads as many as the kernel has.
-    void* arguments[] = {&maps.a,      &maps.b, &maps.d, &maps.scale_a, &maps.scale_b,
-                         &maps.a_tail, &params, &groups, second ? &*second : nullptr};
+    void* arguments[] = {&maps.a,       &maps.b,       &maps.d,
+                         &maps.scale_a, &maps.scale_b, &maps.a_tail,
+                         &params,       &groups,       second ? &*second : nullptr};
     const KernelLaunch launch(kernel, geometry.num_ctas, static_cast<driver::Stream>(stream),
                               may_overlap(kernel, geometry));
     enqueue(kernel.function(), launch.config, arguments,

@@ -21,6 +21,17 @@ NATIVE_DEFECTS: Defects = {
         ),
         ("kRegisterLimitTwoWarpgroups = 232", "kRegisterLimitTwoWarpgroups = 240"),
     ],
+    ("csrc/core/second_tile.cpp", "tests/cpu/core/test_second_tile.py tests/cpu/runtime/test_second_tile.py"): [
+        ("kMostGroups = 8;", "kMostGroups = 9;"),
+        ("kLeastGain = 0.02;", "kLeastGain = 0.0;"),
+        ("kMargin = 1.02;", "kMargin = 1.2;"),
+        (" || !is_single(first)) return std::nullopt;", ") return std::nullopt;"),
+        ("if (blocks_per_sm(problem, first) != blocks_per_sm(problem, second))", "if (false)"),
+    ],
+    ("csrc/runtime/launch.cpp", "tests/cpu/emulator/test_emulated_tile_choice.py"): [
+        ("params.num_n_tiles = geometry.num_n_tiles, ", ""),
+        (".weight = float(second_tile_weight(", ".weight = 0.0f * float(second_tile_weight("),
+    ],
     ("csrc/core/device.cpp", "tests/cpu/core/test_device.py"): [
         ("uint64_t(default_mw) * 95)", "uint64_t(default_mw) * 94)"),
         ("(limit_mw + kStepMw / 2) / kStepMw", "limit_mw / kStepMw"),
