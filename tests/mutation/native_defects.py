@@ -25,7 +25,7 @@ NATIVE_DEFECTS: Defects = {
         ("kMostGroups = 8;", "kMostGroups = 9;"),
         ("kLeastGain = 0.02;", "kLeastGain = 0.0;"),
         ("kMargin = 1.02;", "kMargin = 1.2;"),
-        (" || !is_single(first)) return std::nullopt;", ") return std::nullopt;"),
+        ("if (!is_single(config)) return describe_cluster(config);", "if (false) return describe_cluster(config);"),
         ("if (blocks_per_sm(problem, first) != blocks_per_sm(problem, second))", "if (false)"),
     ],
     ("csrc/runtime/launch.cpp", "tests/cpu/emulator/test_emulated_tile_choice.py"): [
