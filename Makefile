@@ -93,8 +93,9 @@ stubs: build ## deep_gemm/_C.pyi, the types of the native module
 # Torch first: a CPU build that is already there must not be replaced by a larger one that a dependency asks for.
 # pybind11 is pinned because the committed stubs hold the signatures that it writes.
 # The environment is made again only after pyproject.toml or setup.py has changed. The native module is always built in
-# place, where only what is outdated is compiled: pip would compile everything, every time. The warning is of folders
-# with the names of the packages: they are the packages.
+# place, where only what is outdated is compiled: pip would compile everything, every time. Nor does pip compile Python
+# (--no-compile): most of what it installs is never imported. The warning is of folders with the names of the packages:
+# they are the packages.
 .PHONY: setup-demo setup-test
 setup: setup-test ## the virtual environment, with what `make test` and `make lint` need
 EXTRAS_test = test,dev
@@ -109,9 +110,9 @@ setup-demo setup-test:
 $(VENV)/.installed-demo $(VENV)/.installed-test: $(VENV)/.installed-%: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/bin/python -m pip install --quiet "$(TORCH)"
+	$(VENV)/bin/python -m pip install --quiet --no-compile "$(TORCH)"
 	$(VENV)/bin/python -m pip install --quiet "setuptools>=77" wheel "pybind11==3.1.0"
-	PYTHONWARNINGS="ignore:Editable installation" DG_BUILD_NATIVE=0 $(VENV)/bin/python -m pip install --quiet --no-build-isolation -e ".[$(EXTRAS_$*)]"
+	PYTHONWARNINGS="ignore:Editable installation" DG_BUILD_NATIVE=0 $(VENV)/bin/python -m pip install --quiet --no-compile --no-build-isolation -e ".[$(EXTRAS_$*)]"
 	@touch $@
 
 build: ## the native module, in place

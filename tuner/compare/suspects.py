@@ -48,7 +48,10 @@ def settle(parts: list[Part], verdicts: dict[tuple[_C.Problem, _C.Config], str])
     """
     for part in parts:
         for finding in part.findings:
-            names = {verdicts.get(pair) for pair in represent(part, finding)} if finding.kind != "config" else set()
-            is_open = finding.verdict == "suspect" or (finding.kind == "pair" and "slower" in names)
-            if is_open and names & {"slower", "faster", "same"}:
-                finding.verdict = "slower" if "slower" in names else "same"
+            if finding.kind == "config" or (finding.kind != "pair" and finding.verdict != "suspect"):
+                continue
+            names = {verdicts.get(pair) for pair in represent(part, finding)}
+            if "slower" in names:
+                finding.verdict = "slower"
+            elif finding.verdict == "suspect" and names & {"faster", "same"}:
+                finding.verdict = "same"

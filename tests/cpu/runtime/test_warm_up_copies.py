@@ -63,6 +63,7 @@ CASES = {
         0,
     ),
 }
+QUICK = ("limited", "columns apart", "groups, both vectors")
 
 
 def warm_up_and_call(folder: str, name: str) -> tuple[dict, int]:
@@ -79,7 +80,7 @@ def warm_up_and_call(folder: str, name: str) -> tuple[dict, int]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full if "any size" in name else ()) for name in CASES]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in CASES]
 )
 def test_calls_after_a_warm_up_load_nothing(tmp_path, name):
     with stub_driver.start(tmp_path) as fresh:

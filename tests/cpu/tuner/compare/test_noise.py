@@ -1,5 +1,6 @@
 """The noise between blocks: estimated from repeated blocks, and what a difference says in view of it."""
 
+import copy
 import math
 import random
 
@@ -159,17 +160,16 @@ def test_what_a_single_slowed_pair_needs(rows):
 
 def test_a_second_measurement_settles_suspects(rows):
     part = find(rows, 3, whole=1.05)
-    whole = part.of_kind("whole")[0]
+    other, whole = copy.deepcopy(part), part.of_kind("whole")[0]
     pairs = suspects.list_suspects([part])
     assert whole.verdict == "suspect" and set(suspects.represent(part, whole)) <= set(pairs)
     suspects.settle([part], {})
     assert whole.verdict == "suspect"  # nothing was measured
     suspects.settle([part], dict.fromkeys(pairs, "same"))
     assert whole.verdict == "same" and recorded.choose_exit_code(recorded.describe([part])) == 0
-    part = find(rows, 3, whole=1.05)
-    suspects.settle([part], dict.fromkeys(pairs, "slower"))
-    assert part.of_kind("whole")[0].verdict == "slower"
-    assert recorded.choose_exit_code(recorded.describe([part])) == 1
+    suspects.settle([other], dict.fromkeys(pairs, "slower"))
+    assert other.of_kind("whole")[0].verdict == "slower"
+    assert recorded.choose_exit_code(recorded.describe([other])) == 1
 
 
 def test_op_kinds_with_the_same_kernels_say_what_the_session_did(rows):

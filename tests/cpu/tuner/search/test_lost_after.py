@@ -56,7 +56,7 @@ def find_crashed(path) -> list:
 
 
 @pytest.mark.usefixtures("few_sources")
-@pytest.mark.parametrize("sampler", ["exhaustive", "random"])
+@pytest.mark.parametrize("sampler", ["exhaustive", pytest.param("random", marks=pytest.mark.full)])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_measured_problem_stays_measured(tmp_path, stage, sampler):
     """Nobody measures it again, in this sweep or a later one, which makes up for what lacks and no more."""
@@ -92,7 +92,7 @@ def test_what_crashed_before_the_board_was_lost_is_of_its_own_regime(tmp_path, s
 
 
 @pytest.mark.usefixtures("few_sources")
-@pytest.mark.parametrize("num_crashes", [0, STRIKES])
+@pytest.mark.parametrize("num_crashes", [pytest.param(0, marks=pytest.mark.full), STRIKES])
 @pytest.mark.parametrize("stage", STAGES)
 def test_what_was_made_up_for_is_left_again(tmp_path, stage, num_crashes):
     """The problem was measured before: it has not failed, no other board is put at risk, and the next sweep goes on."""
