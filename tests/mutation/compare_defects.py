@@ -63,7 +63,8 @@ COMPARE_DEFECTS: Defects = {
     ("tuner/compare/suspects.py", "tests/cpu/tuner/compare/test_blocks.py"): [
         ('            if finding.verdict == "suspect":\n', '            if finding.verdict != "same":\n'),
         ("key=lambda pair: pair.a.median_us or 0.0)", "key=lambda pair: -(pair.a.median_us or 0.0))"),
-        ('"slower" if "slower" in names else "same"', '"same"'),
-        ('if is_open and names & {"slower", "faster", "same"}:', "if is_open:"),
+        ('                finding.verdict = "slower"\n', '                finding.verdict = "same"\n'),
+        ('elif finding.verdict == "suspect" and names & {"faster", "same"}:', 'elif finding.verdict == "suspect":'),
+        ('(finding.kind != "pair" and finding.verdict != "suspect")', 'finding.verdict != "suspect"'),
     ],
 }

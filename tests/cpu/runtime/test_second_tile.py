@@ -11,7 +11,7 @@ import pytest
 import deep_gemm
 from deep_gemm import _C, plan, selection
 from deep_gemm.errors import ConfigError
-from deep_gemm.jit import build, kernel_set
+from deep_gemm.jit import build, generator, kernel_set
 from tests.fakes import stub_driver
 from tests.fakes.compiler import install_counting_nvcc, read_compiled
 from tests.fakes.grouped_calls import call_masked
@@ -87,6 +87,26 @@ def test_the_second_tile_can_be_left_out(driver):
     assert (built, second) == ([first], "None")
 
 
+def call_with_and_without():
+    """Call, then call the first tile of the same config alone; return what was built, and the names of both."""
+    builds = use_fake_build()
+    call_masked(**SIZES)
+    os.environ["DG_SECOND_TILE"] = "0"
+    try:
+        _C.dispatch_clear()  # planned anew
+        call_masked(**SIZES)
+        alone, _ = find_tiles(make_problem())
+    finally:
+        del os.environ["DG_SECOND_TILE"]
+    return [tiles for _, tiles, _ in builds], [_C.name_tiles(*find_tiles(make_problem())), str(alone)]
+
+
+def test_a_pair_and_its_first_tile_are_two_kernels(driver):
+    (built, wanted), events = driver.call(call_with_and_without)
+    assert built == wanted
+    assert len(select(events, "LaunchKernelEx")) == len(select(events, "LibraryLoadData")) == 2
+
+
 def call_what_does_not_compile():
     """Return what was built where the second tile does not compile, both tiles and the first one, and warnings."""
     first, second = find_tiles(make_problem())
@@ -101,8 +121,9 @@ def call_what_does_not_compile():
 
 
 def test_where_two_tiles_do_not_compile_the_first_runs_alone(driver):
-    (built, wanted, warned), _ = driver.call(call_what_does_not_compile)
+    (built, wanted, warned), events = driver.call(call_what_does_not_compile)
     assert built == wanted
+    assert len(select(events, "TensorMapEncodeTiled")) == 2 * 4, "A, its end, B and D of one tile, for each launch"
     assert len(warned) == 1 and f"{wanted[0]}, chosen for" in warned[0] and f"using {wanted[1]} instead" in warned[0]
 
 
@@ -150,10 +171,26 @@ def test_a_warm_up_for_any_size_prepares_second_tiles_for_the_groups_listed(monk
     assert any(job.second for job in found[4,]) and not any(job.second for job in found[32,])
 
 
-def warm_up_and_call(folder):
-    """Warm up for one problem, then call it; return the report and what was compiled and planned later."""
+def choose_another(problem):
+    """Let this process choose a config that is not the heuristic's pick and has a second tile."""
+    device = _C.get_device(0)
+    candidates = [_C.with_loop_knobs(problem, tile, device) for tile in _C.get_candidates(problem, device)]
+    picked = selection.get_analytic_config(problem, device)
+    other = next(one for one in candidates if one != picked and _C.find_second_tile(problem, one, device))
+    selection.explain = lambda problem, device=None: _C.Choice(other, "learned", "")
+
+
+def warm_up_and_call(folder, is_refused=False):
+    """Warm up for one problem, then call it; return the report and what was compiled and planned later. `is_refused`:
+    a config is chosen that is not the heuristic's, and its kernel of two tiles does not compile.
+    """
     os.environ |= {"DG_JIT_USE_NVRTC": "0", "DG_JIT_CACHE_DIR": f"{folder}/home"}
-    os.environ["DG_JIT_NVCC_COMPILER"] = str(install_counting_nvcc(Path(folder)))
+    path = install_counting_nvcc(Path(folder))
+    if is_refused:
+        choose_another(make_problem())
+        first_line = generator.generate_source(make_problem(), *find_tiles(make_problem())).partition("\n")[0]
+        path.write_text(path.read_text().replace("*) ;;\n", f'"{first_line}") exit 3 ;;\n*) ;;\n'))
+    os.environ["DG_JIT_NVCC_COMPILER"] = str(path)
     plan.forget()
     report, before = deep_gemm.warmup([make_problem()]).as_dict(), build.count_compilations()
     misses = _C.dispatch_stats()["misses"]
@@ -167,3 +204,11 @@ def test_a_warm_up_compiles_the_pair(tmp_path):
     assert (report["kernels"], report["planned"], report["failures"]) == (1, 1, [])
     assert (compiled, planned) == (0, 0)
     assert len(read_compiled(tmp_path)) == 1
+
+
+def test_where_the_pair_does_not_compile_a_warm_up_has_its_first_tile_ready(tmp_path):
+    with stub_driver.start(tmp_path) as fresh:
+        (report, compiled, _), events = fresh.call(warm_up_and_call, str(tmp_path), True)
+    assert (report["kernels"], len(report["failures"]), compiled) == (3, 1, 0), "the pair, its first tile, the pick"
+    (pair,) = [line for line in read_compiled(tmp_path) if " or " in line]
+    assert pair.partition(" or ")[0] in read_compiled(tmp_path) and len(select(events, "LaunchKernelEx")) == 1

@@ -256,3 +256,12 @@ def test_what_a_second_measurement_settles(answer, verdict):
     suspects.settle([part], dict.fromkeys(suspects.represent(part, finding), answer))
     assert finding.verdict == verdict
     assert all(other.verdict == "same" for other in part.of_kind("problem")[1:])
+
+
+@pytest.mark.parametrize("answer, verdict", [("slower", "slower"), ("same", "faster")])
+def test_a_pair_that_was_no_suspect_can_turn_out_slower(answer, verdict):
+    part = compare(make_side(), make_side())
+    pair, problem = part.of_kind("pair")[0], part.of_kind("problem")[0]
+    pair.verdict = problem.verdict = "faster"
+    suspects.settle([part], dict.fromkeys(suspects.represent(part, pair) + suspects.represent(part, problem), answer))
+    assert (pair.verdict, problem.verdict) == (verdict, "faster")

@@ -1,0 +1,27 @@
+"""Defects that are planted into what chooses, compiles and warms up kernels of two tiles; see run.py."""
+
+from tests.mutation.defects import Defects
+
+_TESTS = "tests/cpu/runtime/test_second_tile.py tests/cpu/jit/test_two_tiles.py"
+
+TILE_DEFECTS: Defects = {
+    ("deep_gemm/plan.py", _TESTS): [
+        (
+            "    key = (config, second, _C.kernel_identity(problem))",
+            "    key = (config, None, _C.kernel_identity(problem))",
+        ),
+        ("others = [choice.config] if second else []", "others = []"),
+        ("            remember_failure(problem, choice.config, second, error)", "            pass"),
+        ("        _failed[(config, second, ", "        _failed[(config, None, "),
+        ("        second = None\n", ""),
+    ],
+    ("deep_gemm/selection.py", _TESTS): [("(problem, config, device) if is_on else None", "(problem, config, device)")],
+    ("deep_gemm/jit/compile_pool.py", _TESTS): [
+        ('second.to_json() if second else "")', '"")'),
+        ("generator.generate_source(problem, config, second)", "generator.generate_source(problem, config)"),
+    ],
+    ("deep_gemm/jit/kernel_set.py", _TESTS): [
+        ("problem.num_groups if OP_KINDS[problem.op].has_room else 0", "0"),
+        ('alone = [job._replace(second="") for job in failed if job.second]', "alone = []"),
+    ],
+}
