@@ -9,6 +9,10 @@ TORCH ?= torch==2.13.0
 OUT = demo
 JOBS ?= auto
 
+# The tests start hundreds of processes, each of which would compile what it imports, where the environment forbids to
+# store bytecode: a minute more.
+unexport PYTHONDONTWRITEBYTECODE
+
 ifeq ($(INSTALL),1)
 RUN = $(VENV)/bin/python
 else
