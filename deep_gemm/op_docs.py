@@ -98,7 +98,7 @@ _MASKED = _Template(
     arguments="""\
     d: bfloat16 or float32 [num_groups, max_m, n], written. It shares no memory with the other operands.
     masked_m: int32 [num_groups], contiguous: the number of rows in use of each group, within 0..max_m. The kernel
-        reads it, so a CUDA graph may be replayed with other values.
+        reads it, so a CUDA graph may be replayed with other values. Nothing may write it while the kernel runs.
     expected_m: rows of a group on average, any int >= 0: a hint for the choice of a config, and for whether row-major
         scales are copied first. Also called expected_m_per_group.
 """,

@@ -143,7 +143,8 @@ def _build_another(problem, device, choice, second, error: CompileError):
         with contextlib.suppress(CompileError):
             result = _get_kernel(problem, config)
             first_line = str(error).partition("\n")[0]
-            remember_failure(problem, choice.config, second, error)  # another problem need not try that again
+            if second:  # another problem need not try that again
+                remember_failure(problem, choice.config, second, error)
             _warn_once(
                 f"{_C.name_tiles(choice.config, second)}, chosen for {problem} ({choice.source}), does not compile"
                 f" ({first_line}); using {config} instead"

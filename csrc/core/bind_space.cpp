@@ -152,6 +152,9 @@ void bind_heuristic(py::module_& m) {
         "second_tile_reason", &second_tile_reason, "problem"_a, "first"_a, "second"_a,
         "Return '' where a kernel can hold two legal configs, of which it takes one by the rows of masked groups, else "
         "a sentence that says why not.");
+    m.def("tiles_reason", &tiles_reason, "problem"_a, "first"_a, "second"_a, "device"_a,
+          "Return '' where a kernel can be made of a config, or of two, else a sentence that says why not.");
+    m.attr("MOST_GROUPS_OF_TWO_TILES") = kMostGroupsOfTwoTiles;
     m.def("second_tile_weight", &second_tile_weight, "problem"_a, "first"_a, "second"_a, "device"_a,
           "Return what a round of the second tile counts in rounds of the first one, where the kernel takes one.");
     m.def("name_tiles", &name_tiles, "first"_a, "second"_a = py::none(),

@@ -13,16 +13,15 @@
 namespace deep_gemm {
 namespace {
 
-// What reading the rows before anything else costs, and the share of the time that a second tile must save: each is one
-// more kernel to compile.
-constexpr double kChoiceUs = 0.5, kLeastGain = 0.02;
+// What reading the rows before anything else costs.
+constexpr double kChoiceUs = 0.5;
+// The share of the time that a second tile must save, since each one is one more kernel to compile.
+constexpr double kLeastGain = 0.02;
+// By this a round of the second tile counts as longer, so that the first one is taken where they tie.
 constexpr double kMargin = 1.02;
-// A bound on the kernels that are compiled. Of sizes drawn at random fewer gain the more groups there are: 2.3 % with
-// eight, 1.7 with nine, 0.5 with sixteen.
-constexpr int32_t kMostGroups = 8;
-
-// The tiles that stand beside others, so that kernels of pairs stay few: by the estimate these gain 1.9 and 2.0 % over
-// one to four groups of 64 to 1,024 rows (BF16 and FP8), where any candidates would gain 2.3 and 2.4.
+// The tiles that stand beside others, so that kernels of two tiles stay few: by the estimate these gain 1.9 and 2.0 %
+// of the time over all problems of one to four groups of 64 to 1,024 rows (BF16 and FP8), where any candidates would
+// gain 2.3 and 2.4.
 struct Sides {
     int m, n, swap;
 };
@@ -35,20 +34,22 @@ bool may_stand_beside(const Config& tile) {
     });
 }
 
+double weigh(double first_ns, double second_ns) { return kMargin * second_ns / first_ns; }
+
 // A tile with its time by draw of the rows.
 struct RatedTile {
-    double tile_us;  // of one round
+    double round_ns;
     std::array<double, kRowDraws> rounds, total_us;
 
     RatedTile(const Problem& problem, const Estimator& estimator, Tiler& tiler, const Config& tile) {
         const TileFacts facts = find_facts(problem, tile);
         const Tiling tiling = tiler.divide(tile, facts);
         EstimateTerms terms = estimator.terms(tile, facts, tiling);
-        tile_us = tile_ns(terms) * 1e-3;
+        round_ns = tile_ns(terms);
         const RowDraws draws = draw_tiles(problem, tile.block_m);
         for (int i = 0; i < kRowDraws; ++i) {
             rounds[i] = round_up(draws.tiles[i] * double(tiling.n_tiles) / double(tiling.slots));
-            terms.sm_us = rounds[i] * tile_us;
+            terms.sm_us = rounds[i] * round_ns * 1e-3;
             total_us[i] = deep_gemm::total_us(terms);
         }
     }
@@ -57,7 +58,7 @@ struct RatedTile {
 
     // Of this tile and a second one, whichever the kernel takes.
     double mean_with(const RatedTile& second) const {
-        const double weight = kMargin * second.tile_us / tile_us;
+        const double weight = weigh(round_ns, second.round_ns);
         double sum = 0.0;
         for (int i = 0; i < kRowDraws; ++i)
             sum += second.rounds[i] * weight < rounds[i] ? second.total_us[i] : total_us[i];
@@ -65,24 +66,29 @@ struct RatedTile {
     }
 };
 
-double estimate_tile_ns(const Problem& problem, const Estimator& estimator, const Config& config) {
-    const TileFacts facts = find_facts(problem, config);
-    return tile_ns(estimator.terms(config, facts, Tiler(problem, estimator.sms()).divide(config, facts)));
-}
-
-std::string describe_cluster(const Config& config) {
-    return "config = " + to_string(config) +
-           ": has clusters of more than one CTA, and two tiles need CTAs by themselves; choose a config without";
-}
+std::string name(const char* role, const Config& config) { return role + (" = " + to_string(config)); }
 
 }  // namespace
+
+std::string tiles_reason(const Problem& problem, const Config& first, const std::optional<Config>& second,
+                         const Device& device) {
+    if (const std::string reason = legality_reason(problem, first, device); !reason.empty())
+        return name("config", first) + ": " + reason;
+    if (!second) return "";
+    if (const std::string reason = legality_reason(problem, *second, device); !reason.empty())
+        return name("second", *second) + ": " + reason;
+    const std::string reason = second_tile_reason(problem, first, *second);
+    return reason.empty() ? "" : name("config", first) + ", " + name("second", *second) + ": " + reason;
+}
 
 std::string second_tile_reason(const Problem& problem, const Config& first, const Config& second) {
     if (!op_kind(problem.op).has_room())
         return "op = " + std::string(op_name(problem.op)) +
                ": only kernels of masked groups hold two tiles; pass one config";
     for (const Config& config : {first, second})
-        if (!is_single(config)) return describe_cluster(config);
+        if (!is_single(config))
+            return clause("CTAs of a cluster", config.cluster_m * config.cluster_n * config.split_k,
+                          "must be 1 beside another tile; choose configs without clusters");
     if (num_threads(problem, first) != num_threads(problem, second))
         return clause("threads", num_threads(problem, second),
                       "must be the " + std::to_string(num_threads(problem, first)) +
@@ -96,11 +102,13 @@ std::string second_tile_reason(const Problem& problem, const Config& first, cons
 
 double second_tile_weight(const Problem& problem, const Config& first, const Config& second, const Device& device) {
     const Estimator estimator(problem, device);
-    return kMargin * estimate_tile_ns(problem, estimator, second) / estimate_tile_ns(problem, estimator, first);
+    Tiler tiler(problem, estimator.sms());
+    return weigh(RatedTile(problem, estimator, tiler, first).round_ns,
+                 RatedTile(problem, estimator, tiler, second).round_ns);
 }
 
 std::optional<Config> find_second_tile(const Problem& problem, const Config& first, const Device& device) {
-    if (!op_kind(problem.op).has_room() || problem.num_groups > kMostGroups) return std::nullopt;
+    if (!op_kind(problem.op).has_room() || problem.num_groups > kMostGroupsOfTwoTiles) return std::nullopt;
     const Estimator estimator(problem, device);
     Tiler tiler(problem, estimator.sms());
     const RatedTile own(problem, estimator, tiler, first);

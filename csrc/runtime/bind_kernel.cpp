@@ -10,6 +10,7 @@
 #include "core/config.hpp"
 #include "core/error.hpp"
 #include "core/problem.hpp"
+#include "core/second_tile.hpp"
 #include "runtime/arguments.hpp"
 #include "runtime/bind_runtime.hpp"
 #include "runtime/kernel.hpp"
@@ -36,8 +37,8 @@ KernelHandle make_kernel(const py::bytes& cubin, const std::string& name, const 
     try {
         return {&load_kernel(gpu, problem, config, second, cubin, name)};
     } catch (const UnusableCubin& error) {
-        throw Error(ErrorKind::kLaunch, "config = " + to_string(config) + ": " + error.what() + "; compile it for " +
-                                            gpu.device.name + ".");
+        throw Error(ErrorKind::kLaunch, "config = " + name_tiles(config, second) + ": " + error.what() +
+                                            "; compile it for " + gpu.device.name + ".");
     } catch (const UnplacedCluster& error) {
         throw Error(ErrorKind::kLaunch, std::string(error.what()) + "; use a config with clusters of one CTA.");
     }

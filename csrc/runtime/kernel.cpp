@@ -36,19 +36,6 @@ void check_load(const Api& cuda, driver::Result result, const char* call) {
     driver::check(cuda, result, call);
 }
 
-void check_legal(const Gpu& gpu, const Problem& problem, const Config& config, const char* name) {
-    const std::string reason = legality_reason(problem, config, gpu.device);
-    if (!reason.empty()) throw Error(ErrorKind::kConfig, name + (" = " + to_string(config)) + ": " + reason);
-}
-
-void check_second(const Gpu& gpu, const Problem& problem, const Config& config, const Config& second) {
-    check_legal(gpu, problem, second, "second");
-    const std::string reason = second_tile_reason(problem, config, second);
-    if (!reason.empty())
-        throw Error(ErrorKind::kConfig,
-                    "config = " + to_string(config) + ", second = " + to_string(second) + ": " + reason);
-}
-
 int read_attribute(const Api& cuda, const LoadedKernel& kernel, driver::FunctionAttribute attribute) {
     int value = 0;
     check_load(cuda, cuda.kernel_get_attribute(&value, attribute, kernel.handle, kernel.gpu->handle),
@@ -157,8 +144,8 @@ driver::Kernel load_code(const Gpu& gpu, std::string_view cubin, const std::stri
 const LoadedKernel& load_kernel(const Gpu& gpu, const Problem& problem, const Config& config,
                                 const std::optional<Config>& second, std::string_view cubin, const std::string& name) {
     static std::vector<std::unique_ptr<LoadedKernel>> kernels;
-    check_legal(gpu, problem, config, "config");
-    if (second) check_second(gpu, problem, config, *second);
+    if (const std::string reason = tiles_reason(problem, config, second, gpu.device); !reason.empty())
+        throw Error(ErrorKind::kConfig, reason);
     const Problem identity = kernel_identity(problem);
     for (const auto& kernel : kernels)
         if (is_same(*kernel, gpu, identity, config, second, cubin, name)) return *kernel;

@@ -104,13 +104,9 @@ def generate_source(problem: "_C.Problem", config: "_C.Config", second: "_C.Conf
         ConfigError: a config can never be legal (checked again here, because a config may come from a file), or no
             kernel can hold both.
     """
-    for name, tile in (("config", config), ("second", second)):
-        reason = tile and _C.legality_reason(problem, tile, _C.Device.known("h200"))
-        if reason:
-            raise ConfigError(f"{name} = {tile}: {reason}")
-    reason = second and _C.second_tile_reason(problem, config, second)
+    reason = _C.tiles_reason(problem, config, second, _C.Device.known("h200"))
     if reason:
-        raise ConfigError(f"config = {config}, second = {second}: {reason}")
+        raise ConfigError(reason)
     return _render(problem, config, second)
 
 

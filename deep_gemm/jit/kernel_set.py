@@ -68,10 +68,10 @@ def _list_kernels(listed: list["_C.Problem"], device: "_C.Device", any_size: boo
 
 
 def _list_variants(listed: list["_C.Problem"]) -> list["_C.Problem"]:
-    """Return a problem of each variant; of masked groups of each number of groups, too, on which second tiles hang."""
+    """Return a problem of each variant; of masked groups of each number of groups, too, which may have second tiles."""
     found: dict = {}
     for problem in listed:
-        groups = problem.num_groups if OP_KINDS[problem.op].has_room else 0
+        groups = min(problem.num_groups, _C.MOST_GROUPS_OF_TWO_TILES + 1) if OP_KINDS[problem.op].has_room else 0
         found.setdefault((_C.kernel_identity(problem), groups), problem)
     return list(found.values())
 

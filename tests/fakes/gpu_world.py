@@ -43,16 +43,17 @@ class FakeKernel:
 
 
 class FakeWorld(World):
-    """A World without a GPU; `fault` is given to every kernel."""
+    """A World without a GPU; `fault` is given to every kernel, `loaded` are (first, second) of those so far."""
 
     def __init__(self, fault=None, spread: int = 16):
-        self.fault = fault
+        self.fault, self.loaded = fault, []
         super().__init__("cpu", spread)
 
     def _get_device(self) -> "_C.Device":
         return _C.Device.known("h200")
 
     def _load(self, problem, config, compiler: str | None, second=None) -> tuple:
+        self.loaded.append((config, second))
         kind = FakeGroupedKernel if problem.op in GROUPED_OPS else FakeKernel
         return kind(problem, config, self.fault), SimpleNamespace(spill_bytes=0)
 

@@ -58,10 +58,12 @@ def list_tile_kernels(device) -> list[tuple]:
     return [(problem, *chosen) for problem, tiles in kernels for chosen in (tiles, tiles[:1])]
 
 
-def takes_second(variant: GroupedVariant, shape: Masked, first, second, device) -> bool:
-    """Return whether a launch of the kernel takes its second tile: the rule of sm90/scheduler/tile_choice.cuh."""
+def takes_second(variant: GroupedVariant, shape: Masked, first, second, device, num_sms: int = 0) -> bool:
+    """Return whether a launch of the kernel on `num_sms` SMs (0: all) takes its second tile: the rule of
+    sm90/scheduler/tile_choice.cuh.
+    """
     problem = variant.problem(shape.max_m, shape.n, shape.k, shape.num_groups)
-    grids = [_C.launch_geometry(problem, tile, sm_count=device.sm_count) for tile in (first, second)]
+    grids = [_C.launch_geometry(problem, tile, sm_count=num_sms or device.sm_count) for tile in (first, second)]
     ctas, rows = max(grid["num_ctas"] for grid in grids), [min(max(size, 0), shape.max_m) for size in shape.sizes]
     rounds = [
         -(-sum(-(-size // tile.block_m) for size in rows) * grid["num_n_tiles"] // ctas)

@@ -103,7 +103,7 @@ def test_a_cluster_has_none():
 WIDE, LOW = _C.Config(128, 160, 4), _C.Config(64, 64, 4)
 REFUSED = {
     "op = fp8_gemm: only kernels of masked groups": (_C.Problem("fp8_gemm", 1, 1, 1), WIDE, _C.Config(128, 128, 4)),
-    "config = 128x128x128 s4 c2x1: has clusters of more than one CTA": (
+    "CTAs of a cluster = 2: must be 1 beside another tile": (
         make_grouped(MASKED[0], 1, 1, 1, 1), WIDE, _C.Config(128, 128, 4, cluster_m=2),
     ),
     "threads = 256: must be the 384 of the first tile": (make_grouped(MASKED[0], 1, 1, 1, 1), WIDE, LOW),

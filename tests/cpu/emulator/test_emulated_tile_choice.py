@@ -2,9 +2,11 @@
 
 import pytest
 
+from deep_gemm import _C
 from tests.emulator.host import Outcome
 from tests.emulator.products import Product, run_product
 from tests.gpu.grouped_shapes import Masked
+from tests.gpu.grouped_tiles import takes_second
 from tests.gpu.grouped_variants import BF16_MASKED, FP8_MASKED, GroupedVariant
 
 RIGHT = Outcome(0, 0, "")
@@ -35,6 +37,8 @@ def test_the_tile_that_takes_less_computes_the_product(emulate, kernels, sizes):
     assert [emulate(run_product, product, kernels[None], seed=seed) for seed in (0, 2)] == [RIGHT] * 2
     found = {width: emulate(run_product, product, kernels[width]) == RIGHT for width in (64, 128)}
     assert found == {64: TAKEN[sizes] == 128, 128: TAKEN[sizes] == 64}
+    device = _C.Device.known("h200")
+    assert takes_second(FP8.variant, product.shape, *FP8.tiles, device, num_sms=3) == (TAKEN[sizes] == 64)
 
 
 def test_tiles_of_either_side_stand_beside_each_other(emulate):

@@ -85,7 +85,6 @@ def replay_energies(capsys, seeds: str) -> list[str]:
     return capsys.readouterr().out.strip().splitlines()
 
 
-@pytest.mark.full
 def test_the_fronts_of_time_and_energy_are_those_of_the_snapshot(capsys):
     found, shown = replay_energies(capsys, "1"), ENERGY_TABLE.splitlines()
     assert len(found) == len(shown)
