@@ -204,6 +204,12 @@ def remember_failure(
         _failed[(config, second, _C.kernel_identity(problem))] = error
 
 
+def forget_failure(problem: "_C.Problem", config: "_C.Config", second: "_C.Config | None") -> None:
+    """Let this kernel be built again: it compiled meanwhile."""
+    with _lock:
+        _failed.pop((config, second, _C.kernel_identity(problem)), None)
+
+
 def _is_new(problem: Any, seen: set = _seen) -> bool:
     """Return whether this process plans `problem` for the first time. It plans again after its table was cleared."""
     with _lock:

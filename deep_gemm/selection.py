@@ -96,10 +96,12 @@ def explain_tiles(problem: "_C.Problem", device: "_C.Device") -> tuple["_C.Choic
 
 def find_second_tile(problem: "_C.Problem", config: "_C.Config", device: "_C.Device") -> "_C.Config | None":
     """Return the second tile of a kernel of `config`, chosen for `problem`, which takes one of both by the rows that
-    masked groups have; None for most problems, and with DG_SECOND_TILE=0.
+    masked groups have; None for most problems, where the selector has it in quarantine, and with DG_SECOND_TILE=0.
     """
     is_on = environment.is_enabled("DG_SECOND_TILE", default=True)
-    return _C.find_second_tile(problem, config, device) if is_on else None
+    second = _C.find_second_tile(problem, config, device) if is_on else None
+    selector = load_selector(device.sku).selector if second else None
+    return None if selector and selector.is_banned(find_recorded(problem, selector), second) else second
 
 
 def find_recorded(problem: "_C.Problem", selector: Selector) -> "_C.Problem":

@@ -67,6 +67,17 @@ class Selector(_C.Selector):
         configs, entries = self.configs(op), map(split_quarantined, self._metadata["ops"][op]["quarantined"])
         return [configs[index] for index, variants in entries if not variants]
 
+    def is_banned(self, problem: "_C.Problem", config: "_C.Config") -> bool:
+        """Return whether a config is in quarantine for the problem's variant; not where the op kind is missing."""
+        members = self._metadata["ops"].get(problem.op)
+        if not members or not members["quarantined"]:
+            return False
+        configs, identity = self.configs(problem.op), _C.kernel_identity(problem)
+        return any(
+            configs[index] == config and identity not in map(_C.Problem.from_json, variants)
+            for index, variants in map(split_quarantined, members["quarantined"])
+        )
+
     def choose(
         self, problem: "_C.Problem", device: "_C.Device", mode: str = "auto", kernel_hash: str = ""
     ) -> "_C.Choice":

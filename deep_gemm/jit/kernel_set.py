@@ -72,7 +72,7 @@ def _list_variants(listed: list["_C.Problem"]) -> list["_C.Problem"]:
     found: dict = {}
     for problem in listed:
         groups = min(problem.num_groups, _C.MOST_GROUPS_OF_TWO_TILES + 1) if OP_KINDS[problem.op].has_room else 0
-        found.setdefault((_C.kernel_identity(problem), groups), problem)
+        found[_C.kernel_identity(problem), groups] = problem
     return list(found.values())
 
 
@@ -199,6 +199,9 @@ class KernelSet:
         for job, error in self.errors.items():
             if job.problem and isinstance(error, CompileError):
                 plan.remember_failure(*job.parse(), error)
+        for job in self.ready:
+            if job.problem:
+                plan.forget_failure(*job.parse())
         with ThreadPoolExecutor(get_num_cores()) as pool:
             kernels = dict(zip(self.ready, pool.map(Job.build, self.ready), strict=True))
         stats, first = _C.dispatch_stats(), [problem for problem in self.needed_by.values() if problem]

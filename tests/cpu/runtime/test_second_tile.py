@@ -10,7 +10,7 @@ import pytest
 
 import deep_gemm
 from deep_gemm import _C, plan, selection
-from deep_gemm.errors import ConfigError
+from deep_gemm.errors import CompileError, ConfigError
 from deep_gemm.jit import build, generator, kernel_set
 from tests.fakes import stub_driver
 from tests.fakes.compiler import install_counting_nvcc, read_compiled
@@ -211,3 +211,20 @@ def test_where_two_tiles_do_not_compile_a_warm_up_has_the_first_one_ready(tmp_pa
     assert (report["kernels"], len(report["failures"]), compiled) == (3, 1, 0), "two tiles, the first one, the pick"
     (pair,) = [line for line in read_compiled(tmp_path) if " or " in line]
     assert pair.partition(" or ")[0] in read_compiled(tmp_path) and len(select(events, "LaunchKernelEx")) == 1
+
+
+def warm_up_after_a_failure(folder):
+    """Return the failures of a warm-up that compiles what failed before, what is planned then, and what was chosen."""
+    os.environ |= {"DG_JIT_USE_NVRTC": "0", "DG_JIT_CACHE_DIR": f"{folder}/home"}
+    os.environ["DG_JIT_NVCC_COMPILER"] = str(install_counting_nvcc(Path(folder)))
+    plan.forget()
+    first, second = find_tiles(make_problem())
+    plan.remember_failure(make_problem(), first, second, CompileError("no process could be started"))
+    failures = deep_gemm.warmup([make_problem()]).as_dict()["failures"]
+    return failures, _C.name_tiles(*plan.plan(make_problem(), 0)[:2]), _C.name_tiles(first, second)
+
+
+def test_a_warm_up_mends_what_failed_before(tmp_path):
+    with stub_driver.start(tmp_path) as fresh:
+        (failures, planned, chosen), _ = fresh.call(warm_up_after_a_failure, str(tmp_path))
+    assert failures == [] and planned == chosen and " or " in chosen
