@@ -98,9 +98,12 @@ def find_second_tile(problem: "_C.Problem", config: "_C.Config", device: "_C.Dev
     """Return the second tile of a kernel of `config`, chosen for `problem`, which takes one of both by the rows that
     masked groups have; None for most problems, where the selector has it in quarantine, and with DG_SECOND_TILE=0.
     """
-    is_on = environment.is_enabled("DG_SECOND_TILE", default=True)
-    second = _C.find_second_tile(problem, config, device) if is_on else None
-    selector = load_selector(device.sku).selector if second else None
+    if not environment.is_enabled("DG_SECOND_TILE", default=True):
+        return None
+    second = _C.find_second_tile(problem, config, device)
+    if second is None:
+        return None
+    selector = load_selector(device.sku).selector
     return None if selector and selector.is_banned(find_recorded(problem, selector), second) else second
 
 

@@ -15,7 +15,9 @@ TILE_DEFECTS: Defects = {
         ("        _failed[(config, second, ", "        _failed[(config, None, "),
         ("        second = None\n", ""),
     ],
-    ("deep_gemm/selection.py", _TESTS): [("(problem, config, device) if is_on else None", "(problem, config, device)")],
+    ("deep_gemm/selection.py", _TESTS): [
+        ('    if not environment.is_enabled("DG_SECOND_TILE", default=True):', "    if False:")
+    ],
     ("deep_gemm/selector.py", "tests/cpu/selector/test_banned_tiles.py"): [
         (" and identity not in map(_C.Problem.from_json, variants)", ""),
         ("configs[index] == config and identity", "identity"),
