@@ -373,3 +373,9 @@ def test_an_array_of_another_dtype_is_refused():
         other = arrays[name].astype(np.float32 if arrays[name].dtype != np.float32 else np.float64)
         with pytest.raises(ModelError, match=f"array {name} has the wrong dtype"):
             Selector(pack(metadata, arrays | {name: other}))
+
+
+def test_an_array_too_many_is_refused():
+    metadata, arrays, _, _ = make_parts()
+    with pytest.raises(ModelError, match=f"{len(ARRAYS) + 1} arrays: every op kind must have exactly its"):
+        Selector(pack(metadata, arrays | {"more": np.zeros(3, np.float32)}))
