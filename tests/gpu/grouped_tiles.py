@@ -5,7 +5,7 @@ with any rows, by either tile, with equal bits in repeats, and in graphs whose r
 import random
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import cycle, islice, product
 
 import torch
 
@@ -34,10 +34,11 @@ GROUPS, ROWS = (1, 2, 4, 6), (64, 128, 256, 512, 1024)
 WEIGHTS = ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048), (7168, 2048))
 MAX_M = 4096
 REPEATS = {ALL_SMS: 60, FEW_SMS: 40}
-#: Of what is launched: groups, and widths and rooms in which either tile may take less.
-NUM_GROUPS, DEPTHS, WIDTHS, ROOMS = 4, (656, 4112), (1544, 2056, 4104, 8200), (300, 700, 1500)
+#: Of what is launched: groups, in turn by the kernel, and widths and rooms in which either tile may take less.
+NUM_GROUPS, DEPTHS, WIDTHS, ROOMS = (4, 1, 8), (656, 4112), (1544, 2056, 4104, 8200), (300, 700, 1500)
 NUM_DRAWS = 200
-#: Rows that come to a graph besides those by which it takes either tile: none, a few, all, too many, less than none.
+#: Rows that come to a graph of four groups besides those by which it takes either tile: none, a few, all, too many,
+#: less than none. Graphs of more groups repeat them.
 GRAPH_ROWS = ((0, 0, 0, 0), (64, 0, 0, 1), (-1, 3, 0, 9), (1 << 30, 256, 65, 129))
 GRAPH_ROUNDS = 4
 
@@ -72,7 +73,9 @@ def takes_second(variant: GroupedVariant, shape: Masked, first, second, device, 
     return rounds[1] * _C.second_tile_weight(problem, first, second, device) < rounds[0]
 
 
-def find_shapes(variant: GroupedVariant, first, second, device) -> tuple[Masked, Masked]:
+def find_shapes(
+    variant: GroupedVariant, first, second, device, num_groups: int = NUM_GROUPS[0]
+) -> tuple[Masked, Masked]:
     """Return shapes that differ in the rows of the groups alone, by which a kernel takes its first and second tile.
 
     Raises: ValueError where none are found.
@@ -80,18 +83,20 @@ def find_shapes(variant: GroupedVariant, first, second, device) -> tuple[Masked,
     for k, n, max_m in product(DEPTHS, WIDTHS, ROOMS):
         rng, found = random.Random(n * max_m), {}
         for _ in range(NUM_DRAWS):
-            shape = Masked(n, k, max_m, tuple(int((max_m + 1) * rng.random() ** 3) for _ in range(NUM_GROUPS)))
+            shape = Masked(n, k, max_m, tuple(int((max_m + 1) * rng.random() ** 3) for _ in range(num_groups)))
             found.setdefault(takes_second(variant, shape, first, second, device), shape)
             if len(found) == 2:
                 return found[False], found[True]
-    raise ValueError(f"{variant}: {_C.name_tiles(first, second)} takes one of its tiles in every shape")
+    raise ValueError(
+        f"{variant}: {_C.name_tiles(first, second)} takes one of its tiles in every shape of {num_groups} groups"
+    )
 
 
 def run_tiles(world: World, variant: GroupedVariant, first, second, index: int) -> tuple[int, list[str]]:
     """Run one kernel on shapes around both tiles, repeat it by either, and change the rows of a graph; return the
     number of launches and the failures.
     """
-    either = find_shapes(variant, first, second, world.device)
+    either = find_shapes(variant, first, second, world.device, NUM_GROUPS[index % len(NUM_GROUPS)])
     parts = [
         run_shapes(world, variant, first, second, index, either),
         *(run_grouped_repeats(world, variant, first, REPEATS, second, shape) for shape in either),
@@ -112,11 +117,18 @@ def run_shapes(
     return len(runs) + 1, check_resources(world, variant, first, second) + wrong
 
 
+def list_graph_rows(either: tuple[Masked, Masked]) -> list[tuple[int, ...]]:
+    """Return what comes to a graph, with as many groups as the shapes have."""
+    num_groups = either[0].num_groups
+    others = [tuple(islice(cycle(rows), num_groups)) for rows in GRAPH_ROWS]
+    return [shape.sizes for shape in either] + others
+
+
 def run_changed_rows(
     world: World, variant: GroupedVariant, first, second, either: tuple[Masked, Masked]
 ) -> tuple[int, list[str]]:
     """Replay one graph with other rows each time; D must have the bits of the first tile's kernel."""
-    full = either[0]._replace(sizes=(either[0].max_m,) * NUM_GROUPS)  # rows beyond those of a case are NaN
+    full = either[0]._replace(sizes=(either[0].max_m,) * either[0].num_groups)  # rows beyond those of a case are NaN
     case = get_grouped_case(world, variant, full)
     case = replace(case, groups=case.groups.clone())
     both, alone = world.kernel(variant, first, second=second), world.kernel(variant, first)  # loaded before the capture
@@ -126,7 +138,7 @@ def run_changed_rows(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launch_grouped(both, variant, case, output, index=1)
-    failures, all_rows = [], [shape.sizes for shape in either] + list(GRAPH_ROWS)
+    failures, all_rows = [], list_graph_rows(either)
     for rows in all_rows * GRAPH_ROUNDS:
         case.groups.copy_(torch.tensor(rows, dtype=torch.int32))
         graph.replay()

@@ -234,7 +234,7 @@ def test_padding_is_nan_in_the_operands():
     )
 
 
-# Kernels of two tiles.
+# Kernels of two tiles; test_tiles_suite.py has what they cover.
 
 
 def run_small_tiles(world, monkeypatch, variant, tiles):
@@ -242,36 +242,6 @@ def run_small_tiles(world, monkeypatch, variant, tiles):
     monkeypatch.setattr(grouped_tiles, "derive_masked", lambda config, index: shapes)
     monkeypatch.setattr(grouped_tiles, "list_common_masked", lambda: shapes[:1])
     return grouped_tiles.run_shapes(world, variant, *tiles, 1, (shapes[0], shapes[1]))
-
-
-@pytest.mark.parametrize("device", ["h200", "h100"])
-def test_every_kernel_of_two_tiles_runs_both(device):
-    """By rows that differ alone; watched ones, too."""
-    device = _C.Device.known(device)
-    kernels_of = {variant: grouped_tiles.list_tiles(variant, device) for variant in grouped_tiles.VARIANTS}
-    for variant, found in kernels_of.items():
-        assert len(found) >= (6 if variant in MAIN_GROUPED else 2)
-        for tiles in found:
-            assert _C.second_tile_reason(variant.problem(), *tiles) == ""
-            shapes = grouped_tiles.find_shapes(variant, *tiles, device)
-            assert shapes[0]._replace(sizes=()) == shapes[1]._replace(sizes=())
-    watched_tiles = grouped_sanitizer.choose_tiles(device)
-    assert {variant for variant, *_ in watched_tiles} == set(kernels_of)
-    assert all(tuple(tiles) in kernels_of[variant] for variant, *tiles in watched_tiles)
-
-
-def test_kernels_of_two_tiles_are_compiled_ahead_and_have_jobs_of_their_own():
-    found = [
-        (variant, *tiles) for variant in grouped_tiles.VARIANTS for tiles in grouped_tiles.list_tiles(variant, H200)
-    ]
-    assert len({name for name, _ in grouped_tiles.tile_jobs(FakeWorld())}) == len(found)
-    listed = kernels.list_kernels(H200, ["grouped_configs"], ("nvrtc",), 48, True)
-    compiled = {(job.problem, job.config, *([job.second] if job.second else [])) for job in listed}
-    needed = {
-        (problem.to_json(), *map(_C.Config.to_json, tiles)) for problem, *tiles in grouped_tiles.list_tile_kernels(H200)
-    }
-    assert needed <= compiled and len(needed) > len(found)
-    assert all(len(rows) == grouped_tiles.NUM_GROUPS for rows in grouped_tiles.GRAPH_ROWS)
 
 
 @pytest.mark.parametrize("variant", grouped_tiles.VARIANTS, ids=str)

@@ -1,0 +1,62 @@
+"""What the GPU suite covers of kernels of two tiles; test_grouped_suite.py has that it notices wrong ones."""
+
+import pytest
+
+from deep_gemm import _C
+from tests.fakes.gpu_world import FakeWorld
+from tests.gpu import grouped_sanitizer, grouped_tiles, kernels
+from tests.gpu.grouped_shapes import Masked
+from tests.gpu.grouped_tiles import NUM_GROUPS, VARIANTS
+from tests.gpu.grouped_variants import MAIN_GROUPED
+
+H200 = _C.Device.known("h200")
+
+
+@pytest.mark.parametrize("device", ["h200", "h100"])
+def test_every_kernel_of_two_tiles_runs_both(device):
+    """By rows that differ alone, with each number of groups; watched ones, too."""
+    device = _C.Device.known(device)
+    kernels_of = {variant: grouped_tiles.list_tiles(variant, device) for variant in VARIANTS}
+    for variant, found in kernels_of.items():
+        assert len(found) >= (6 if variant in MAIN_GROUPED else 2)
+        for tiles in found:
+            assert _C.second_tile_reason(variant.problem(), *tiles) == ""
+            for num_groups in NUM_GROUPS:
+                shapes = grouped_tiles.find_shapes(variant, *tiles, device, num_groups)
+                assert shapes[0]._replace(sizes=()) == shapes[1]._replace(sizes=())
+                assert [shape.num_groups for shape in shapes] == [num_groups] * 2
+                assert [grouped_tiles.takes_second(variant, shape, *tiles, device) for shape in shapes] == [False, True]
+    watched_tiles = grouped_sanitizer.choose_tiles(device)
+    assert {variant for variant, *_ in watched_tiles} == set(kernels_of)
+    assert all(tuple(tiles) in kernels_of[variant] for variant, *tiles in watched_tiles)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_each_number_of_groups_is_launched_up_to_the_bound(monkeypatch, variant):
+    launched = []
+    for name in ("run_grouped_repeats", "run_changed_rows"):
+        monkeypatch.setattr(grouped_tiles, name, lambda *_: (0, []))
+    monkeypatch.setattr(grouped_tiles, "run_shapes", lambda *call: (0, launched.append(call[-1]) or []))
+    for index, tiles in enumerate(grouped_tiles.list_tiles(variant, H200)):
+        grouped_tiles.run_tiles(FakeWorld(), variant, *tiles, index)
+    assert {shape.num_groups for either in launched for shape in either} == set(NUM_GROUPS)
+    assert {1, _C.MOST_GROUPS_OF_TWO_TILES} <= set(NUM_GROUPS)
+
+
+@pytest.mark.parametrize("num_groups", NUM_GROUPS)
+def test_a_graph_has_rows_for_each_of_its_groups(num_groups):
+    either = Masked(24, 144, 300, (5,) * num_groups), Masked(24, 144, 300, (200,) * num_groups)
+    listed = grouped_tiles.list_graph_rows(either)
+    assert listed[:2] == [shape.sizes for shape in either] and {len(rows) for rows in listed} == {num_groups}
+    assert {rows[0] for rows in listed[2:]} == {0, 64, -1, 1 << 30}
+
+
+def test_kernels_of_two_tiles_are_compiled_ahead_and_have_jobs_of_their_own():
+    found = [(variant, *tiles) for variant in VARIANTS for tiles in grouped_tiles.list_tiles(variant, H200)]
+    assert len({name for name, _ in grouped_tiles.tile_jobs(FakeWorld())}) == len(found)
+    listed = kernels.list_kernels(H200, ["grouped_configs"], ("nvrtc",), 48, True)
+    compiled = {(job.problem, job.config, *([job.second] if job.second else [])) for job in listed}
+    needed = {
+        (problem.to_json(), *map(_C.Config.to_json, tiles)) for problem, *tiles in grouped_tiles.list_tile_kernels(H200)
+    }
+    assert needed <= compiled and len(needed) > len(found)
