@@ -25,6 +25,7 @@ struct Tiling {
     double rounds;            // pieces that the busiest slot takes; of masked groups, the mean over draws of their rows
     int blocks_per_sm;        // CTAs that share an SM
     int64_t parts = 1;        // of the sum over groups, each with tiles of its own
+    double unfilled = 0.0;    // share of the slots of all rounds that stay empty; of masked groups with a CTA an SM
 };
 
 // Divides one problem into tiles. It remembers counts of rows, because candidates share few of them and those of masked
@@ -50,7 +51,7 @@ class Tiler {
     };
     inline const Rows& count_rows(int32_t block_m);
     void draw_rows(Rows& rows) const;
-    static double mean_rounds(const Rows& rows, double columns, double slots);
+    static Rounds mean_rounds(const Rows& rows, double columns, double slots);
 
     const Problem& problem_;
     int32_t sms_;
@@ -89,6 +90,8 @@ class Estimator {
 
     EstimateTerms terms(const Config& config, const TileFacts& facts, const Tiling& tiling) const;
     double time_us(const Config& config) const;
+    // What memory needs where a share `unfilled` of the rounds' slots stays empty.
+    double memory_us(double unfilled) const;
     // The time, or infinity where that is not below `limit`; of heuristic.cpp alone.
     [[gnu::always_inline]] inline double time_below(double limit, const Config& config, const TileFacts& facts,
                                                     const Tiling& tiling) const;
@@ -103,6 +106,7 @@ class Estimator {
     [[gnu::always_inline]] inline void write_shared(const Config& config, const Tiling& tiling,
                                                     EstimateTerms& terms) const;
     [[gnu::always_inline]] inline double mma_ns(const Config& config, const TileFacts& facts) const;
+    [[gnu::always_inline]] inline double ring_factor(const Config& config) const;
     [[gnu::always_inline]] inline void write_step(const Config& config, const TileFacts& facts, const Tiling& tiling,
                                                   EstimateTerms& terms) const;
     [[gnu::always_inline]] inline double epilogue_ns(const Config& config, const TileFacts& facts) const;
@@ -118,7 +122,7 @@ class Estimator {
     int32_t sms_;
     double clock_ghz_, tensor_ratio_;
     int64_t k_steps_, group_rows_;
-    bool pays_vector_loop_, waits_for_c_;
+    bool pays_vector_loop_, waits_for_c_, is_masked_;
     double memory_us_, memory_fourth_;
     double l2_us_per_byte_, power_us_per_flop_, sm_ns_per_byte_;
 };

@@ -25,4 +25,14 @@ inline double round_up(double value) {
     return double(whole + (double(whole) < value));
 }
 
+// Rounds that tiles take, and the share of all slots of these that stay empty, in the last one.
+struct Rounds {
+    double count, unfilled;
+};
+
+inline Rounds count_rounds(double tiles, double slots) {
+    const double filled = tiles / slots, count = round_up(filled);
+    return {count, count > 0.0 ? 1.0 - filled / count : 0.0};
+}
+
 }  // namespace deep_gemm

@@ -48,8 +48,10 @@ struct RatedTile {
         round_ns = tile_ns(terms);
         const RowDraws draws = draw_tiles(problem, tile.block_m);
         for (int i = 0; i < kRowDraws; ++i) {
-            rounds[i] = round_up(draws.tiles[i] * double(tiling.n_tiles) / double(tiling.slots));
+            const Rounds drawn = count_rounds(draws.tiles[i] * double(tiling.n_tiles), double(tiling.slots));
+            rounds[i] = drawn.count;
             terms.sm_us = rounds[i] * round_ns * 1e-3;
+            if (facts.blocks_per_sm == 1) terms.memory_us = estimator.memory_us(drawn.unfilled);
             total_us[i] = deep_gemm::total_us(terms);
         }
     }
@@ -114,13 +116,13 @@ std::optional<Config> find_second_tile(const Problem& problem, const Config& fir
     const RatedTile own(problem, estimator, tiler, first);
     double least_us = own.mean_us() * (1.0 - kLeastGain) - kChoiceUs;
     std::optional<Config> best;
-    for (const Config& tile : get_candidates(problem, device)) {
-        if (!may_stand_beside(tile)) continue;
-        const Config second = with_loop_knobs_of_tile(problem, tile, device, estimator.k_steps());
-        if (!second_tile_reason(problem, first, second).empty()) continue;
-        const double mean_us = own.mean_with(RatedTile(problem, estimator, tiler, tile));
+    for_each_candidate(problem, device, Space(problem, device), [&](const SpaceTile& tile) {
+        if (!may_stand_beside(tile.config)) return;
+        const Config second = with_loop_knobs_of_tile(problem, tile.config, device, estimator.k_steps());
+        if (!second_tile_reason(problem, first, second).empty()) return;
+        const double mean_us = own.mean_with(RatedTile(problem, estimator, tiler, tile.config));
         if (mean_us < least_us) least_us = mean_us, best = second;
-    }
+    });
     return best;
 }
 

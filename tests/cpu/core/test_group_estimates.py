@@ -5,7 +5,7 @@ import math
 import pytest
 
 from deep_gemm import _C
-from tests.fakes.grouped_variants import K_GROUPED, MASKED, make_grouped
+from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, MASKED, make_grouped
 
 H200 = _C.Device.known("h200")
 NAMES = _C.config_feature_names()
@@ -42,6 +42,37 @@ def test_many_groups_are_drawn_apart(op):
     mean, spread = sum(per_group) / 16, math.sqrt(64)
     drawn = [64 * mean + spread * (count - mean) for count in per_group]
     assert named(problem, config)["rounds"] == pytest.approx(sum(math.ceil(tiles * 32 / 132) for tiles in drawn) / 16)
+
+
+def memory_us(problem, config) -> float:
+    """Return what the heuristic thinks that memory takes."""
+    return named(problem, config)["memory_share"] * _C.estimate_time_us(problem, config, H200)
+
+
+@pytest.mark.parametrize("op", MASKED)
+@pytest.mark.parametrize("expected", [40, 200, 512])
+def test_memory_is_slower_where_rounds_are_not_filled(op, expected):
+    """By 0.35 of what lacks, on average over the draws; not where an SM holds more than one CTA."""
+    problem, config = masked(op, 1, expected)
+    small = _C.Config(64, 64, 4, block_k=config.block_k)
+    assert _C.blocks_per_sm(problem, config) == 1 < _C.blocks_per_sm(problem, small)
+    rounds = [math.ceil(min(expected * share, 1024) / 128) * 32 / 132 for share in SHARES]
+    unfilled = sum(1 - filled / math.ceil(filled) for filled in rounds) / 16
+    assert unfilled > 0.2
+    assert memory_us(problem, config) == pytest.approx(memory_us(problem, small) * (1 + 0.35 * unfilled))
+
+
+@pytest.mark.parametrize("op", MASKED)
+@pytest.mark.parametrize("stages, factor", [(2, 1.35), (3, 1.08), (4, 1.0)])
+def test_masked_tiles_with_short_rings_step_more_slowly(op, stages, factor):
+    """Than their slowest part; those of other op kinds do not."""
+    problem, config = masked(op, 4, 512)
+    config = _C.Config(**config.as_dict() | {"num_stages": stages})
+    contiguous = make_grouped(CONTIGUOUS[MASKED.index(op)], *SIZES, 4)
+    for rows, expected in ((problem, factor), (contiguous, 1.0)):
+        values = named(rows, config)
+        slowest = max(values[f"{part}_share"] for part in ("math", "load", "latency"))
+        assert 1 / slowest == pytest.approx(expected)
 
 
 def waits(op: str, k: int, num_stages: int, **fields) -> tuple[int, float]:
