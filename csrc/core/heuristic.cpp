@@ -206,11 +206,11 @@ double Estimator::mma_ns(const Config& config, const TileFacts& facts) const {
     return facts.is_pipelined ? mma : mma * (1.0 + rates_.unpipelined_fraction);
 }
 
-// Of masked groups in BF16 tiles with a ring of two stages take 28 to 36 % longer than the rest of the estimate says,
-// and those of three 6 to 11 %, for short and for long K; in FP8 three stages cost 6 to 10 % on an H100 (H200, 298
-// problems in BF16; H100, 51 in BF16 and 71 in FP8). With these factors the heuristic loses 2.0 and 3.4 % in BF16 on
-// the recorded and on drawn problems of the H200, without them 2.2 and 3.9, and 2.3 and 1.9 % on the H100, without
-// them 2.6 and 2.2.
+// BF16 tiles of masked groups take 28 to 36 % longer than the rest of the estimate says with a ring of two stages, and
+// 6 to 11 % with three, for short and for long K; in FP8 three stages cost 6 to 10 % on an H100, nothing on an H200
+// (H200, 298 problems in BF16; H100, 51 in BF16 and 71 in FP8). With these factors the heuristic loses 2.0 % in BF16,
+// without them 2.2, and 3.4 for 3.9 on the 76 of these problems that were drawn last (H200); on the H100 2.3 in BF16
+// and 1.9 in FP8, without them 2.6 and 2.2.
 double Estimator::ring_factor(const Config& config) const {
     if (!is_masked_ || config.num_stages > 3) return 1.0;
     return config.num_stages == 3 ? 1.08 : 1.35;
@@ -284,10 +284,10 @@ void Estimator::write_own(const Config& config, const TileFacts& facts, const Ti
     terms.sm_us = tiling.rounds * tile_ns(terms) * 1e-3;
 }
 
-// Where an SM holds one CTA, those that have no tile of the last round load nothing, and the others do not make up for
-// it. With this the heuristic loses 1.7 % on masked groups in FP8 and 2.2 in BF16, without it 3.0 and 2.7; on problems
-// drawn since 2.5 for 3.7 and 3.9 for 4.0 (H200; H100: 2.2 for 3.3 and 2.6 for 3.0). Counted for two CTAs an SM, too,
-// it loses more.
+// Where an SM has room for one CTA, those SMs that have no tile of the last round load nothing, and the others do not
+// make up for it. With this the heuristic loses 1.7 % on masked groups in FP8 and 2.2 in BF16, without it 3.0 and 2.7;
+// on problems drawn since 2.5 for 3.7 and 3.9 for 4.0 (H200; H100: 2.2 for 3.3 and 2.6 for 3.0). Counted for two CTAs
+// an SM, too, it loses more.
 double Estimator::memory_us(double unfilled) const {
     constexpr double kLost = 0.35;
     return memory_us_ * (1.0 + kLost * unfilled);

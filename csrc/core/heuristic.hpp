@@ -25,7 +25,7 @@ struct Tiling {
     double rounds;            // pieces that the busiest slot takes; of masked groups, the mean over draws of their rows
     int blocks_per_sm;        // CTAs that share an SM
     int64_t parts = 1;        // of the sum over groups, each with tiles of its own
-    double unfilled = 0.0;    // share of the slots of all rounds that stay empty; of masked groups with a CTA an SM
+    double unfilled = 0.0;    // share of the rounds' slots that stay empty, in masked groups with room for a CTA an SM
 };
 
 // Divides one problem into tiles. It remembers counts of rows, because candidates share few of them and those of masked
@@ -73,7 +73,7 @@ double memory_bytes(const Problem& problem);
 // What a predicted time is made of. Times of parts overlap, except launch and split.
 struct EstimateTerms {
     double launch_us, split_us, memory_us, l2_us, power_us, sm_us;
-    double math_ns, load_ns, latency_ns, step_ns;  // of one K step of a tile; the step is that of the slowest part
+    double math_ns, load_ns, latency_ns, step_ns;  // of one K step of a tile, the slowest part and more
     double steps, epilogue_ns;                     // of a tile; 0 for attention logits, as are those of a step
 };
 
