@@ -159,6 +159,10 @@ DEFECTS: Defects = {
         ('    return found | {"measurement": dict(zip(rows, checked, strict=True))}\n', "    return found\n"),
         (".where(table.c.checksum.is_(None))", ".where(table.c.checksum.is_not(None))"),
     ],
+    ("tuner/search/precompile.py", "tests/cpu/tuner/search/test_precompile.py"): [
+        ("if not is_kept or any(", "if True or any("),
+        ("num_processes, done, on_done, is_pool_kept)", "num_processes, done, on_done, False)"),
+    ],
     ("tuner/search/rests.py", "tests/cpu/tuner/search/test_rests.py"): [
         ("    if reference_us < FROM_US:\n", "    if False:\n"),
         ("rest=REST)", "rest=0.0)"),

@@ -8,6 +8,7 @@ problems of a variant.
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -60,16 +61,20 @@ def count_processes(num_shards: int) -> int:
 
 
 def compile_all(
-    kernels: Sequence[tuple], num_processes: int, on_done: Callable[[int, int], None], first: int = 0
+    kernels: Sequence[tuple],
+    num_processes: int,
+    on_done: Callable[[int, int], None],
+    first: int = 0,
+    is_pool_kept: bool = False,
 ) -> dict:
     """Compile (problem, config) pairs and return {problem: {config: Compiled}}; `on_done(done, total)` is told how far.
 
     Compiling starts at position `first`: the shards of one host begin with different kernels and find each other's in
-    the cache.
+    the cache. `is_pool_kept`: the processes wait for the next call, until close_pool; to start them takes seconds.
     """
     order = [*kernels[first:], *kernels[:first]]
     done: dict[int, Compiled] = {}
-    run_pool(order, range(len(order)), num_processes, done, on_done)
+    run_pool(order, range(len(order)), num_processes, done, on_done, is_pool_kept)
     for index in range(len(order)):
         if index not in done:  # a process died or hung: compile the kernel alone, to see whether it is to blame
             run_pool(order, [index], 1, done, on_done)
@@ -80,12 +85,26 @@ def compile_all(
     return compiled
 
 
+def close_pool() -> None:
+    """Kill the processes of a pool, if there is one."""
+    if "joblib.externals.loky" in sys.modules:
+        from joblib.externals.loky import get_reusable_executor
+
+        get_reusable_executor().shutdown(wait=False, kill_workers=True)
+
+
 def run_pool(
-    order: list, indices: Sequence[int], num_processes: int, done: dict, on_done: Callable[[int, int], None]
+    order: list,
+    indices: Sequence[int],
+    num_processes: int,
+    done: dict,
+    on_done: Callable[[int, int], None],
+    is_kept: bool = False,
 ) -> None:
-    """Compile `indices` of `order` into `done`; kill the pool when one of its processes dies or stalls."""
+    """Compile `indices` of `order` into `done`; kill the pool when one of its processes dies or stalls, and at the end
+    unless it is kept.
+    """
     import joblib
-    from joblib.externals.loky import get_reusable_executor
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     tasks = (joblib.delayed(compile_indexed)(index, *order[index]) for index in indices)
@@ -104,7 +123,8 @@ def run_pool(
     except (TerminatedWorkerError, multiprocessing.TimeoutError, OSError):
         pass  # the caller sees what is missing in `done`
     finally:
-        get_reusable_executor().shutdown(wait=False, kill_workers=True)
+        if not is_kept or any(index not in done for index in indices):
+            close_pool()
 
 
 def summarize(compiled: dict, seconds: float) -> dict:

@@ -112,6 +112,7 @@ class Sweep:
         self.on_event("device", {"sku": self.device.sku, "name": name, "regime": hello["regime"]})
         with ExitStack() as cleanup:
             lanes.lock_boards(self.lanes, cleanup)
+            cleanup.callback(precompile.close_pool)
             self.regime = hello["regime"]
             self.identities = {
                 op: recording.make_identity(op, self.device, name_regime(self.regime, op, self.options.workload))
@@ -237,7 +238,8 @@ class Sweep:
             kernels,
             precompile.count_processes(count),
             lambda done, total: self.on_event("compile", {"done": done, "total": total}),
-            first=index * len(kernels) // count,
+            index * len(kernels) // count,
+            self.options.space == "wide",  # whose searches compile batch by batch
         )
         self.compile_seconds += time.monotonic() - start
         return compiled

@@ -1,5 +1,7 @@
 """Compiling ahead: one kernel per variant and config, shards that share the work, faults that cost one kernel."""
 
+import os
+
 from deep_gemm import _C
 from tuner.search import precompile
 from tuner.search.candidates import find_kernels
@@ -23,7 +25,7 @@ def test_shards_compile_from_different_places(monkeypatch):
     monkeypatch.setattr(
         precompile,
         "run_pool",
-        lambda order, indices, processes, done, on_done: (
+        lambda order, indices, processes, done, on_done, is_kept: (
             seen.append(order),
             done.update({index: Compiled("ok") for index in indices}),
         ),
@@ -38,7 +40,7 @@ def test_shards_compile_from_different_places(monkeypatch):
 
 
 def test_a_compiling_process_that_dies_costs_its_kernel(monkeypatch):
-    def die_at_c(order, indices, processes, done, on_done):
+    def die_at_c(order, indices, processes, done, on_done, is_kept=False):
         done.update(
             {
                 index: Compiled("ok")
@@ -55,3 +57,29 @@ def test_a_compiling_process_that_dies_costs_its_kernel(monkeypatch):
         "c": "compile_error",
         "d": "ok",
     }
+
+
+def compile_in_turn(index, problem, config) -> tuple[int, Compiled]:
+    """Stand in for a compiler: tell the process, and die at one config."""
+    if config == "deadly":
+        os._exit(1)
+    return index, Compiled("ok", registers=os.getpid())
+
+
+def test_a_kept_pool_compiles_the_next_batch_until_one_dies(monkeypatch):
+    monkeypatch.setattr(precompile, "compile_indexed", compile_in_turn)
+
+    def run(*configs, is_kept=True) -> set[int]:
+        found = precompile.compile_all([("p", config) for config in configs], 2, lambda *_: None, 0, is_kept)["p"]
+        assert {config: outcome.status == "ok" for config, outcome in found.items()} == {
+            config: config != "deadly" for config in configs
+        }
+        return {outcome.registers for outcome in found.values()}
+
+    try:
+        first = run("a", "b", "c")
+        assert run("d", "e", "f") & first and len(first) <= 2
+        run("g", "deadly")
+        assert not run("h", "i") & first
+    finally:
+        precompile.close_pool()
