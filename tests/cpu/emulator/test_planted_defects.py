@@ -100,8 +100,7 @@ MORE_DEFECTS = {
         IN_TURN, "gemm_layout", "kEmptyArrivals = 4 * kMathGroups", "kEmptyArrivals = 5 * kMathGroups", "deadlock",
     ),
     "wrong bytes": (
-        PIPELINED, "mainloop/loader", "* 128 + Layout::kBytesB + Layout::kVectorBytes);", "* 128 + Layout::kBytesB);",
-        None,
+        PIPELINED, "mainloop/loader", "sizes.rows_b() * 128 + Layout::kVectorBytes);", "sizes.rows_b() * 128);", None,
     ),
     "ring overwritten": (
         RING, "mainloop/scale_copier", "ptx::barrier_wait(scales.empty_barrier(ring.stage), ring.phase ^ 1);", ";",
@@ -110,6 +109,10 @@ MORE_DEFECTS = {
     "load that no release of the ring waits for": (
         RING, "mainloop/pipeline", "barrier = empty_barrier(stage) + (bits & zero);", "barrier = empty_barrier(stage);",
         LATE_LOAD,
+    ),
+    "box within 16 bytes": (
+        BF16_TILES, "mainloop/loader", "            Access::load(map, barrier, to, k, start, matrix);",
+        "            Access::load(map, barrier, to, k + 4, start, matrix);", "begins within 16 bytes of a row",
     ),
     "peer's stage not waited for": (
         PAIR, "gemm_layout", "(kMulticast ? kClusterSize : 1);", "1;", None,

@@ -28,6 +28,8 @@ struct Box {
         }
         if (map.swizzle > 0 && row_bytes() > 16u << map.swizzle)
             throw std::string("a row of a box is wider than its swizzle");
+        // No table of the CUDA programming guide says it; an H200 answers with an illegal instruction.
+        if (at[0] * i64(element) % 16 != 0) throw std::string("a box begins within 16 bytes of a row");
     }
 
     u32 row_bytes() const { return sizes[0] * element; }
