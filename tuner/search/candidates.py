@@ -54,21 +54,17 @@ class SweepOptions:
 
 
 def choose_candidates(problem, device, options: SweepOptions, winners: Sequence = ()) -> list:
-    """Return the configs to measure for `problem`: the given ones that are legal, or its space; and the heuristic's
-    pick.
-
-    A space and finalists get the known `winners` too: a winner from beyond them must not lose its place because nobody
-    measures it.
+    """Return the configs to measure for `problem`: the given ones, or its space, and the known `winners`, those that are
+    legal; and the heuristic's pick. A winner from beyond the others must not lose its place because nobody measures it.
     """
-    legal_winners = [config for config in winners if _C.is_legal(problem, config, device)]
     if problem in options.finalists:
-        finalists = options.finalists[problem]
-        candidates = [*(config for config in finalists if _C.is_legal(problem, config, device)), *legal_winners]
+        candidates = options.finalists[problem]
     elif options.configs is not None:
-        candidates = [config for config in options.configs if _C.is_legal(problem, config, device)]
+        candidates = options.configs
     else:
-        candidates = [*wide_space.SPACES[options.space](problem, device), *legal_winners]
-    return list(dict.fromkeys([*candidates, _C.get_analytic_config(problem, device)]))
+        candidates = wide_space.SPACES[options.space](problem, device)
+    legal = [config for config in (*candidates, *winners) if _C.is_legal(problem, config, device)]
+    return list(dict.fromkeys([*legal, _C.get_analytic_config(problem, device)]))
 
 
 def choose_trials(problem, device, options: SweepOptions, configs: list) -> Budget:

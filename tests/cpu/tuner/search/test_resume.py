@@ -113,6 +113,17 @@ def test_the_previous_winner_is_confirmed_again(tmp_path):
     assert worker.jobs[0]["must_confirm"]
 
 
+def test_a_winner_that_is_not_among_the_given_configs_keeps_its_place(tmp_path):
+    path, problem = tmp_path / "a.db", _C.Problem("fp8_gemm", 256, 4096, 2048)
+    run(path, problems=[problem])
+    (winner,) = read_all(path)[1]
+    slow = max(_C.get_candidates(problem, DEVICE), key=lambda config: _C.estimate_time_us(problem, config, DEVICE))
+    assert winner.config not in (slow, _C.get_analytic_config(problem, DEVICE))
+    run(path, problems=[problem], configs=[slow], resume=False)
+    (best,) = read_all(path)[1]
+    assert best.config == winner.config and best.block_id != winner.block_id, "it was confirmed again"
+
+
 def test_proposals_measure_a_share_and_resume_from_their_history(tmp_path):
     path, problem = tmp_path / "a.db", [SEARCHED]
     jobs = []
