@@ -236,7 +236,7 @@ class ProblemRun:
         again = {*finalists, *must_confirm}
         self.usable = [config for config in self.usable if config in again]  # who stands in for a failed reference
         try:
-            block = self.measure(finalists, must_confirm, rests.make_plan(self.plan))
+            block = self.measure_quietly(finalists, must_confirm, rests.make_plan(self.plan))
         except ProblemFailed:
             self.store_failures(on_block, is_rested=True)
             return
@@ -247,19 +247,22 @@ class ProblemRun:
         block.judged = rests.judge(steady, block.results)
         block.judged_noise = rests.join_noise(noise, block.report.noise)
         on_block(block)
+        if self.loss is not None:  # while a noisy block was repeated: what is to come needs a board
+            raise self.loss
 
-    def measure_quietly(self, configs: list, must_confirm: list) -> Block:
-        """Measure with the problem's plan, and where that block is noisy once more; return the quieter block, with the
-        failures of both.
+    def measure_quietly(self, configs: list, must_confirm: list, plan: Plan | None = None) -> Block:
+        """Measure with a plan, or the problem's, and where that block is noisy once more; return the quieter block, with
+        the failures of both.
 
         Where the board is lost the second time, that is kept in `loss`, and the first block stands. Raises:
         ProblemFailed, DeviceRetired.
         """
-        first = self.measure(configs, must_confirm, self.plan)
+        plan = plan or self.plan
+        first = self.measure(configs, must_confirm, plan)
         if not first.is_noisy:
             return first
         try:
-            return choose_quiet(first, self.measure(configs, must_confirm, self.plan))
+            return choose_quiet(first, self.measure(configs, must_confirm, plan))
         except ProblemFailed:
             failures, self.failures = self.failures, []
             failed = {result.config for result in failures}

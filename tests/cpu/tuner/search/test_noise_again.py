@@ -13,17 +13,20 @@ from tuner.measure.race import Check
 from tuner.measure.simulated import SimulatedTimer
 from tuner.measure.statistics import MAX_NOISE
 from tuner.measure.worker_client import DeviceRetired, WorkerFailure
+from tuner.problems.regimes import is_rested
 
 DEVICE = _C.Device.known("h200")
 PROBLEM = _C.Problem("fp8_gemm", 64, 2112, 7168)
 CONFIGS = _C.get_candidates(PROBLEM, DEVICE)[::8]
+#: A product that is timed again after rests.
+LONG = _C.Problem("fp8_gemm", 4096, 7168, 4096)
 
 
 class PlannedTimer(SimulatedTimer):
     """Simulated times with noise of a given spread; configs of `wrong` are wrong."""
 
-    def __init__(self, configs: list, spread: float, wrong: tuple):
-        super().__init__(PROBLEM, configs, DEVICE, 0)
+    def __init__(self, problem, configs: list, spread: float, wrong: tuple):
+        super().__init__(problem, configs, DEVICE, 0)
         self.configs, self.spread, self.wrong = configs, spread, wrong
 
     def check(self, index: int) -> Check:
@@ -43,7 +46,7 @@ def plan_boards(count: int, attempts: tuple, begun: list) -> list[InProcessWorke
         begun.append(planned)
         if isinstance(planned, Exception):
             raise planned
-        return PlannedTimer(configs, **{"spread": 0.001, "wrong": ()} | planned)
+        return PlannedTimer(problem, configs, **{"spread": 0.001, "wrong": ()} | planned)
 
     boards = [InProcessWorker() for _ in range(count)]
     for number, board in enumerate(boards):
@@ -143,3 +146,35 @@ def test_a_reference_that_crashes_in_a_repeat_that_was_given_up_judges_nothing(t
     assert (summary["measured"], len(summary["failed"])) == (0, 1)
     rows, best = read_all(tmp_path / "a.db")
     assert [(row.config, row.status) for row in rows] == [(ORDER[0], "crash")] and not best
+
+
+def sweep_with_rests(path, *attempts: dict | Exception) -> tuple[dict, int]:
+    """Sweep a long product. Return the noise of its blocks, {False: back to back, True: after rests}, and the number of
+    attempts.
+    """
+    begun: list = []
+    run_sweep(
+        path, [LONG], plan_boards(1, attempts, begun), configs=_C.get_candidates(LONG, DEVICE)[::16], sentinels=False
+    )
+    return {is_rested(row.block.regime): row.block.noise for row in read_all(path)[0]}, len(begun)
+
+
+@pytest.mark.usefixtures("few_sources")
+@pytest.mark.parametrize(
+    "attempts, number", [((QUIET, QUIET), 2), ((QUIET, NOISY, QUIET), 3), ((NOISY, QUIET, QUIET), 3)]
+)
+def test_a_noisy_block_after_rests_is_measured_once_more(tmp_path, attempts, number):
+    noise, count = sweep_with_rests(tmp_path / "a.db", *attempts)
+    assert count == number and set(noise) == {False, True} and max(noise.values()) <= MAX_NOISE
+
+
+@pytest.mark.usefixtures("few_sources")
+def test_a_board_that_is_lost_in_the_repeat_after_rests_keeps_the_noisy_block(tmp_path):
+    path = tmp_path / "a.db"
+    with pytest.raises(DeviceRetired, match="canary"):
+        sweep_with_rests(path, QUIET, NOISY, DeviceRetired("canary"))
+    rows, (best,) = read_all(path)
+    rested = {row.block.block_id: row.block for row in rows if is_rested(row.block.regime)}
+    assert [block.noise > MAX_NOISE for block in rested.values()] == [True]
+    assert best.problem == LONG
+    assert sweep_with_rests(path, QUIET)[1] == 0, "nothing is missing"
