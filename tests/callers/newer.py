@@ -149,6 +149,26 @@ def vllm_scores_a_decode_step(device: str) -> None:
     score_pages("fp8_fp4_paged_mqa_logits", device, clean_logits=False, logits_dtype=torch.float32)
 
 
+def sglang_scores_four_tokens_a_sequence(device: str) -> None:
+    """A length for each token, requests by number, and a schedule for half of the SMs; then nothing to score at all."""
+    _, cache, keys, scales, _, table = make_pages(device)
+    q, _, _, weights = make_index(8, 1, device)
+    requests = torch.tensor([0, 1], dtype=torch.int32, device=device)
+    num_sms = (deep_gemm.get_num_sms() or 8) // 2
+    for lengths in ([[67, 68, 69, 70], [0, 0, 0, 0]], [[0] * 4] * 2):
+        lens = torch.tensor(lengths, dtype=torch.int32, device=device)
+        schedule = deep_gemm.get_paged_mqa_logits_metadata(lens, 64, num_sms, indices=requests)
+        operands = (q.view(2, 4, HEADS, WIDTH), None), cache, weights, lens, table, schedule, 128
+        logits = deep_gemm.fp8_fp4_paged_mqa_logits(
+            *operands, indices=requests, clean_logits=False, logits_dtype=torch.float32
+        )
+        chosen = keys.float()[table[0].long()].flatten(0, 1)
+        expected = score(q, chosen, scales[table[0].long()].flatten(), weights)
+        for token, length in enumerate(lengths[0]):
+            if length:
+                check(logits[token, :length], expected[token, :length])
+
+
 def sglang_compiles_without_running(device: str) -> None:
     """Warm-up in compile mode: nothing is written."""
     a, b = make(16, K, device=device), make(N, K, device=device)
@@ -189,6 +209,7 @@ PROGRAMS = (
     vllm_scores_a_prefill,
     sglang_scores_a_decode_step,
     vllm_scores_a_decode_step,
+    sglang_scores_four_tokens_a_sequence,
     sglang_compiles_without_running,
     sglang_names_the_granularity,
     transformers_packs_scales,

@@ -4,7 +4,7 @@ A message is a length of 4 bytes, big-endian, followed by that many bytes of ASC
 Messages have pipes of their own, because compilers and drivers write to standard output. NaN and infinity are not JSON;
 both sides refuse them.
 
-    child -> parent   {"type": "hello", "protocol": 7, "package": hash, "regime": str, "device": {...},
+    child -> parent   {"type": "hello", "protocol": 8, "package": hash, "regime": str, "device": {...},
                        "environment": {...}}
     parent -> child   {"type": "job", ...}                    see `make_job`
     child -> parent   {"type": "progress", "stage": str, "config": index or null}     restarts the parent's deadline

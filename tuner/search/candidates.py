@@ -54,8 +54,9 @@ class SweepOptions:
 
 
 def choose_candidates(problem, device, options: SweepOptions, winners: Sequence = ()) -> list:
-    """Return the configs to measure for `problem`: the given ones, or its space, and the known `winners`, those that are
-    legal; and the heuristic's pick. A winner from beyond the others must not lose its place because nobody measures it.
+    """Return the configs to measure for `problem`: the given ones or its space, and the known `winners`, as far as they
+    are legal; and the heuristic's pick. A winner from beyond the others must not lose its place because nobody measures
+    it.
     """
     if problem in options.finalists:
         candidates = options.finalists[problem]

@@ -251,8 +251,8 @@ class ProblemRun:
             raise self.loss
 
     def measure_quietly(self, configs: list, must_confirm: list, plan: Plan | None = None) -> Block:
-        """Measure with a plan, or the problem's, and where that block is noisy once more; return the quieter block, with
-        the failures of both.
+        """Measure with a plan, or the problem's, and where that block is noisy once more; return the quieter block,
+        with the failures of both.
 
         Where the board is lost the second time, that is kept in `loss`, and the first block stands. Raises:
         ProblemFailed, DeviceRetired.
