@@ -6,9 +6,10 @@ The database holds rows of two kernel hashes, or of two GPU models (`--sku` name
 ones, or the other GPU's, are the prior. The pool are the problems that were measured over their whole space. Seconds
 are those between the blocks of the recorded sweep, without compiling. Needs no GPU.
 Result: {"rows": [{op kind, round, problems, seconds, regret of the others by the selector, by a whole sweep, and by
-    the heuristic}]}. Round 0 is the prior alone, and the rounds end where `tune --quick` would end them. A whole
-    sweep's choices are those of trees that learned from all other families, as in `tuner evaluate`, and from no prior;
-    the round `all` has them for all problems. A prior knows the families that it scores, and those trees do not.
+    the heuristic}]}. Round 0 is the prior alone, and the rounds end where `tune --quick` would end them ("done"), or go
+    on until --seconds of sweep, or half of the problems, are measured. A whole sweep's choices are those of trees that
+    learned from all other families, as in `tuner evaluate`, and from no prior; the round `all` has them for all
+    problems. A prior knows the families that it scores, and those trees do not.
 """
 
 import argparse
@@ -55,7 +56,7 @@ def score(data: Dataset, columns: np.ndarray, places: np.ndarray) -> float:
     return rounded(float(np.expm1(data.regret_log(places, columns).mean())))
 
 
-def replay(store: Store, sku: str, op: str, max_rounds: int) -> list[dict]:
+def replay(store: Store, sku: str, op: str, max_rounds: int, least_seconds: float) -> list[dict]:
     """Return the rows of one op kind; none without a prior."""
     data = load_dataset(store, sku, op=op)
     backend = "simulated" if is_simulated(data.identity.regime) else "cuda"
@@ -89,7 +90,8 @@ def replay(store: Store, sku: str, op: str, max_rounds: int) -> list[dict]:
     found = []
     for number in range(max_rounds + 1):
         found.append(describe(number, list(calibration.measured), calibration.learned))
-        if number == max_rounds or calibration.is_done or 2 * found[-1]["left"] <= len(pool):
+        is_enough = calibration.is_done and found[-1]["seconds"] >= least_seconds
+        if number == max_rounds or is_enough or 2 * found[-1]["left"] <= len(pool):
             break
         batch = calibration.choose_batch()
         asked = {*batch, *calibration.measured}
@@ -115,12 +117,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--db", type=Path, required=True, help="database with rows of two kernel hashes or GPU models")
     parser.add_argument("--sku", default="", help="GPU model to calibrate for (default: the only one)")
     parser.add_argument("--op", nargs="+", default=["fp8_gemm", "bf16_gemm"], help=f"of {OP_NAMES}")
-    parser.add_argument("--rounds", type=int, default=4, help="rounds of 8 problems (default 4)")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of 8 problems, at most (default 4)")
+    parser.add_argument("--seconds", type=float, default=0.0, help="go on until so many of sweep (default: until done)")
     parser.add_argument("--out", type=Path, help="where the result goes (default: among those of the GPU model)")
     args = parser.parse_args(arguments)
     with Store.open(args.db, "ro") as store:
         sku = find_device(store, args.sku).sku
-        rows = [row for op in args.op for row in replay(store, sku, op, args.rounds)]
+        rows = [row for op in args.op for row in replay(store, sku, op, args.rounds, args.seconds)]
         hashes = {op: store.newest_kernel_hash(op, sku) for op in args.op}
     meta = {"sku": sku, "kernel_hash": hashes, "complete": bool(rows)}
     write_json(args.out or results_of(sku) / "calibration.json", {"meta": meta, "rows": rows})

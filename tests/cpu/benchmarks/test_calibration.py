@@ -49,6 +49,15 @@ def test_the_replay_ends_when_the_calibration_is_done(database, tmp_path, monkey
     assert [(row["round"], row["done"]) for row in read_json(out)["rows"]] == [(0, False), (1, True), ("all", True)]
 
 
+def test_the_replay_goes_on_for_so_many_seconds(database, tmp_path, monkeypatch):
+    monkeypatch.setattr(quick.Calibration, "is_done", property(lambda self: bool(self.rounds)))
+    monkeypatch.setattr(calibration, "time_problems", lambda rows: {row.block.problem: 1.0 for row in rows})
+    out, arguments = tmp_path / "out.json", ["--db", str(database), "--op", "fp8_gemm", "--rounds", "9"]
+    assert calibration.main([*arguments, "--seconds", "6", "--out", str(out)]) == 0
+    rows = [(row["round"], row["seconds"], row["done"]) for row in read_json(out)["rows"][:-1]]
+    assert rows == [(0, 0, False), (1, 4, True), (2, 8, True)]
+
+
 def test_without_other_kernels_there_is_nothing_to_replay(tmp_path):
     out = tmp_path / "out.json"
     assert calibration.main(["--db", str(synthetic.make_small_database()), "--op", "fp8_gemm", "--out", str(out)]) == 3
