@@ -7,7 +7,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,6 +47,7 @@ def replacing(target: Path) -> Iterator[Path]:
         alone.
     """
     with raising_store_error(target):
+        absent = [folder for folder in target.parents if not folder.exists()]  # the innermost first
         target.parent.mkdir(parents=True, exist_ok=True)
         sweep_stale(target)
         folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
@@ -61,6 +62,15 @@ def replacing(target: Path) -> Iterator[Path]:
     finally:
         # What cannot be removed is swept later. TemporaryDirectory would recurse for ever where it may not open it.
         shutil.rmtree(folder, ignore_errors=True)
+        if not target.exists():
+            remove_empty(absent)
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, each of which lies in the next one, as far as nothing is in them."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 @contextmanager
