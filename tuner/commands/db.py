@@ -140,9 +140,10 @@ def audit(
     db: Recorded = "",
     as_json: AsJson = False,
 ) -> None:
-    """Find what should be measured again: rows that others contradict, noisy and throttled blocks.
+    """Find what should be measured again, of what `train` learns from: rows that others contradict, noisy and throttled
+    blocks.
 
-    Example: python -m tuner db audit --op fp8_gemm --json > doubts.json
+    Example: python -m tuner db audit --op fp8_gemm --json > audit.json
     """
     from tuner.learn.audit import audit_op
     from tuner.learn.sources import find_device, find_ops, open_database
@@ -158,11 +159,12 @@ def audit(
 
 
 def describe_audits(found: dict) -> dict:
-    """Return audits by op kind, and all problems and configs as `sweep --shapes` and `sweep --configs` read them."""
+    """Return audits by op kind, and together what to sweep again, see Audit.to_json."""
     ops = {kind: each.to_json() for kind, each in found.items()}
-    return {"ops": ops} | {
-        name: [row for each in ops.values() for row in each[name]] for name in ("problems", "configs")
+    joined = {
+        name: [row for each in ops.values() for row in each[name] or ()] for name in ("problems", "configs", "whole")
     }
+    return {"ops": ops} | joined | {"configs": joined["configs"] or None}
 
 
 def print_audit(op: str, found, top: int) -> None:
@@ -171,11 +173,14 @@ def print_audit(op: str, found, top: int) -> None:
         f"{op}: {len(found.doubts)} of {found.censored} early drops are contradicted ({found.thin} drops were on fewer"
         " than 3 samples)"
     )
-    print(f"  {len(found.noisy)} of {found.blocks} blocks have more than 2 % of noise")
     print(
-        f"  {len(found.throttled)} blocks were throttled by heat or by the power supply, {found.limited} ran at the"
-        " power limit"
+        f"  {found.blocks} blocks: {found.older} of older kernels, {found.rested} after rests, {len(found.noisy)} with"
+        " more than 2 % of noise,"
     )
+    print(f"  {found.limited} at the power limit, {len(found.throttled)} throttled by heat or by the power supply")
+    doubted, whole = len(found.problems()), len(found.whole())
+    if doubted or whole:
+        print(f"  to sweep again: {doubted} problems with the doubted configs, {whole} problems whole")
     shown = found.doubts[: top or None]
     if shown:
         rows = [
