@@ -28,7 +28,7 @@ from tuner.learn.residual import make_config_rows
 from tuner.learn.sources import find_device
 from tuner.learn.validate import family_folds, run_fold
 from tuner.problems.fields import OP_NAMES
-from tuner.problems.regimes import is_simulated
+from tuner.problems.regimes import is_sentinel, is_simulated
 
 from .speedup import rounded
 from .stamp import results_of, write_json
@@ -37,15 +37,16 @@ from .stamp import results_of, write_json
 LONGEST = 10.0
 
 
-def time_problems(rows: list) -> dict:
-    """Return {problem: seconds of its blocks}: from the end of the block before on the same board, as the rows were
-    written. A sweep on two boards takes half as long.
+def time_problems(blocks: list, kernel_hash: str) -> dict:
+    """Return {problem: seconds of its blocks}, those after rests too: each since the block before on the same board, of
+    whatever problem, as the rows were written. A sweep on two boards takes half as long.
     """
-    blocks = {row.block.block_id: row.block for row in rows}.values()
     found: dict = {}
     for board in dict.fromkeys(block.board for block in blocks):
         own = sorted((block for block in blocks if block.board == board), key=lambda block: block.created)
         for before, after in itertools.pairwise(own):
+            if after.kernel_hash != kernel_hash or is_sentinel(after.regime):
+                continue
             gap = datetime.datetime.fromisoformat(after.created) - datetime.datetime.fromisoformat(before.created)
             found[after.problem] = found.get(after.problem, 0.0) + min(gap.total_seconds(), LONGEST)
     return found
@@ -68,7 +69,8 @@ def replay(store: Store, sku: str, op: str, max_rounds: int, least_seconds: floa
         for row in store.load_measurements(sku=sku, op=op, kernel_hash=data.identity.kernel_hash)
         if row.block.identity == data.identity
     ]
-    seconds, full, whole = time_problems(rows), np.flatnonzero(data.full_space), choose_all(data)
+    seconds = time_problems(store.load_blocks(sku=sku), data.identity.kernel_hash)
+    full, whole = np.flatnonzero(data.full_space), choose_all(data)
     pool, config_rows = [data.problems[place] for place in full], make_config_rows(data)
     calibration = Calibration(op, data.device, make_source(prior, PRIOR_WEIGHT), pool)
 

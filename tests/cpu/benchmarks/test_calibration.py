@@ -11,6 +11,7 @@ from benchmarks.stamp import read_json
 from tests.fakes import synthetic
 from tuner.learn import quick
 from tuner.learn.learner import Settings
+from tuner.problems.regimes import name_rested, name_sentinel
 
 FEW = Settings(trees=8, sizes=(8,))
 OTHER_HASH = "cd" * 32
@@ -51,7 +52,7 @@ def test_the_replay_ends_when_the_calibration_is_done(database, tmp_path, monkey
 
 def test_the_replay_goes_on_for_so_many_seconds(database, tmp_path, monkeypatch):
     monkeypatch.setattr(quick.Calibration, "is_done", property(lambda self: bool(self.rounds)))
-    monkeypatch.setattr(calibration, "time_problems", lambda rows: {row.block.problem: 1.0 for row in rows})
+    monkeypatch.setattr(calibration, "time_problems", lambda blocks, _: {block.problem: 1.0 for block in blocks})
     out, arguments = tmp_path / "out.json", ["--db", str(database), "--op", "fp8_gemm", "--rounds", "9"]
     assert calibration.main([*arguments, "--seconds", "6", "--out", str(out)]) == 0
     rows = [(row["round"], row["seconds"], row["done"]) for row in read_json(out)["rows"][:-1]]
@@ -65,12 +66,18 @@ def test_without_other_kernels_there_is_nothing_to_replay(tmp_path):
 
 
 def test_a_problem_takes_the_time_since_the_block_before_but_no_pause():
-    def row(problem: str, created: str, board: str = "x") -> SimpleNamespace:
-        found = SimpleNamespace(block_id=created + board, problem=problem, created=created, board=board)
-        return SimpleNamespace(block=found)
+    def block(problem: str, created: str, board: str = "x", regime: str = "graph-cold", hash_: str = "new"):
+        return SimpleNamespace(problem=problem, created=created, board=board, regime=regime, kernel_hash=hash_)
+
+    def time_them(*blocks) -> dict:
+        return calibration.time_problems(list(blocks), "new")
 
     times = ["2026-01-01T00:00:00Z", "2026-01-01T00:00:02Z", "2026-01-01T00:00:05Z", "2026-01-01T01:00:00Z"]
-    rows = [row(problem, created) for problem, created in zip("abba", times, strict=True)]
-    assert calibration.time_problems([*rows, rows[1]]) == {"b": 5.0, "a": calibration.LONGEST}
-    beside = [row("c", times[0], "y"), row("d", times[1], "y"), row("c", times[2], "y")]
-    assert calibration.time_problems([*rows, *beside]) == {"b": 5.0, "a": calibration.LONGEST, "d": 2.0, "c": 3.0}
+    own = [block(problem, created) for problem, created in zip("abba", times, strict=True)]
+    assert time_them(*own) == {"b": 5.0, "a": calibration.LONGEST}
+    beside = [block("c", times[0], "y"), block("d", times[1], "y"), block("c", times[2], "y")]
+    assert time_them(*own, *beside) == {"b": 5.0, "a": calibration.LONGEST, "d": 2.0, "c": 3.0}
+    others = [block("a", times[1], regime=name_sentinel("graph-cold")), block("z", times[2], hash_="old")]
+    assert time_them(own[0], *others, own[3]) == {"a": calibration.LONGEST}, "what lies between is not the problem's"
+    between = [block("z", "2026-01-01T00:59:59Z", hash_="old"), block("a", times[3], regime=name_rested("graph-cold"))]
+    assert time_them(own[0], *between) == {"a": 1.0}
