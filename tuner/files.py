@@ -48,10 +48,12 @@ def replacing(target: Path) -> Iterator[Path]:
     """
     with raising_store_error(target):
         absent = [folder for folder in target.parents if not folder.exists()]  # the innermost first
-        target.parent.mkdir(parents=True, exist_ok=True)
-        sweep_stale(target)
-        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    folder = None
     try:
+        with raising_store_error(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            sweep_stale(target)
+            folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
         fresh = folder / target.name
         yield fresh
         with raising_store_error(target):
@@ -60,16 +62,16 @@ def replacing(target: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # a file system that flushes no folders: the file is there all the same
             flush(target.parent)
     finally:
-        # What cannot be removed is swept later. TemporaryDirectory would recurse for ever where it may not open it.
-        shutil.rmtree(folder, ignore_errors=True)
-        if not target.exists():
-            remove_empty(absent)
+        if folder is not None:
+            # What cannot be removed is swept later. TemporaryDirectory would recurse for ever where it may not open it.
+            shutil.rmtree(folder, ignore_errors=True)
+        remove_empty(absent)  # where the file is in none of them
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove folders, each of which lies in the next one, as far as nothing is in them."""
-    with contextlib.suppress(OSError):
-        for folder in folders:
+    """Remove folders, each of which lies in the next one, unless something is in them."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
             folder.rmdir()
 
 

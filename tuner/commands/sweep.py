@@ -386,7 +386,7 @@ def print_plan(plan: dict) -> None:
     ]
     print(format_table(("op kind", "problems", "configs", "kernels", "measurements", "roughly"), rows))
     if plan["configs"] is not None:
-        print(f"of {len(plan['configs'])} given configs, where they are legal, and the heuristic's pick")
+        print(f"of {len(plan['configs'])} given configs, where legal, and the heuristic's pick; winners come on top")
     print("The times are rough, within a factor of two: they come from the effort and the heuristic's estimates.")
     print("Compiling the kernels comes on top. Problems that were measured before are included.")
 

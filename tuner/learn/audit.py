@@ -107,7 +107,7 @@ class Audit:
     def to_json(self) -> dict:
         """Return the audit as JSON values: `problems` and `configs` as `sweep` reads them, and the problems of `whole`.
 
-        `configs` is None where there are none: an empty list would name a space without configs.
+        `configs` is None where there are none.
         """
         counts = "censored", "thin", "blocks", "older", "rested", "limited"
         return {

@@ -50,6 +50,11 @@ class Block:
         return self.noise > MAX_NOISE
 
 
+def find_failed(block: Block, others: set) -> list[Result]:
+    """Return the failures of a block but for those of the configs `others`."""
+    return [result for result in block.results if result.status not in TIMED and result.config not in others]
+
+
 def choose_quiet(first: Block, second: Block) -> Block:
     """Return the quieter of two blocks of the same configs, with the failures of both: wrong once is wrong.
 

@@ -10,7 +10,7 @@ from tuner.measure.records import QUARANTINED, Plan, Report, Result
 from tuner.measure.worker_client import DeviceRetired, WorkerFailure
 from tuner.problems.workload import Workload, count_draws
 from tuner.search import energy, propose, rests
-from tuner.search.block import Block, choose_quiet
+from tuner.search.block import Block, choose_quiet, find_failed
 from tuner.search.failures import STRIKES, Suspects, make_failure
 from tuner.search.lanes import LostAfter, LostMakingUp
 from tuner.search.past import Steady
@@ -142,12 +142,16 @@ class ProblemRun:
             self.search(study, request, on_block)
 
     def make_up(self, request: Request, on_block: Callable[[Block], None]) -> None:
-        """Take what an earlier sweep left: times after rests, energy. Raises: LostMakingUp: they are left again."""
+        """Take what an earlier sweep left: times after rests, energy. Raises: LostMakingUp where they are left again,
+        LostAfter where energy alone is.
+        """
         try:
             if request.steady is not None:
                 self.rest(*request.steady[2:], request.must_confirm, on_block)
             self.measure_energy(request.energy, on_block)
         except DeviceRetired as error:
+            if self.loss is not None:  # while a noisy block was repeated: the rests are stored
+                raise LostAfter(str(error)) from error
             raise LostMakingUp(str(error)) from error
 
     def make_study(self, request: Request, sampler: str) -> ProblemStudy:
@@ -267,12 +271,13 @@ class ProblemRun:
             failures, self.failures = self.failures, []
             failed = {result.config for result in failures}
             if first.reference in failed:  # there is nothing left to compare with
-                self.failures = failures
+                self.failures = [*find_failed(first, failed), *failures]
                 raise
             first.results = [result for result in first.results if result.config not in failed] + failures
             return first
         except DeviceRetired as error:
             if self.failures:  # the configs' fault or the board's: another board will tell
+                self.failures += find_failed(first, {result.config for result in self.failures})
                 raise
             self.loss = error
             return first

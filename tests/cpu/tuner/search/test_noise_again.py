@@ -178,3 +178,27 @@ def test_a_board_that_is_lost_in_the_repeat_after_rests_keeps_the_noisy_block(tm
     assert [block.noise > MAX_NOISE for block in rested.values()] == [True]
     assert best.problem == LONG
     assert sweep_with_rests(path, QUIET)[1] == 0, "nothing is missing"
+
+
+@pytest.mark.usefixtures("few_sources")
+@pytest.mark.parametrize("ending", [WorkerFailure("error", "no report"), DeviceRetired("canary")])
+def test_failures_of_both_attempts_are_stored_where_nothing_else_is(tmp_path, ending):
+    attempts = *crash(2), NOISY, *crash(0), ending
+    if isinstance(ending, DeviceRetired):
+        with pytest.raises(DeviceRetired, match="canary"):
+            sweep_on(1, tmp_path / "a.db", *attempts)
+    else:
+        assert len(sweep_on(1, tmp_path / "a.db", *attempts)[0]["failed"]) == 1
+    failed = sorted((ORDER.index(row.config), row.status) for row in read_all(tmp_path / "a.db")[0])
+    assert failed == [(0, "crash"), (2, "crash")]
+
+
+@pytest.mark.usefixtures("few_sources")
+def test_rests_that_were_made_up_for_count_where_the_board_is_lost_in_their_repeat(tmp_path):
+    path, configs = tmp_path / "a.db", _C.get_candidates(LONG, DEVICE)[::16]
+    run_sweep(path, [LONG], plan_boards(1, (QUIET,), []), configs=configs, sentinels=False, rests=False)
+    begun: list = []
+    boards = plan_boards(2, (NOISY, DeviceRetired("canary")), begun)
+    summary = run_sweep(path, [LONG], boards, configs=configs, sentinels=False)
+    assert (summary["measured"], summary["failed"], len(summary["retired"]), len(begun)) == (1, {}, 1, 2)
+    assert {is_rested(row.block.regime) for row in read_all(path)[0]} == {False, True}
