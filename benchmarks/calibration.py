@@ -5,11 +5,11 @@ Example: python -m benchmarks.calibration --db all.db --op fp8_gemm bf16_gemm
 The database holds rows of two kernel hashes, or of two GPU models (`--sku` names the one to calibrate for). The older
 ones, or the other GPU's, are the prior. The pool are the problems that were measured over their whole space. Seconds
 are those between the blocks of the recorded sweep, without compiling. Needs no GPU.
-Result: {"rows": [{op kind, round, problems, seconds, regret of the others by the selector, by a whole sweep, and by
-    the heuristic}]}. Round 0 is the prior alone, and the rounds end where `tune --quick` would end them ("done"), or go
-    on until --seconds of sweep, or half of the problems, are measured. A whole sweep's choices are those of trees that
-    learned from all other families, as in `tuner evaluate`, and from no prior; the round `all` has them for all
-    problems. A prior knows the families that it scores, and those trees do not.
+Result: {"rows": [{op kind, round, problems, seconds, regret of the others by the selector, by a whole sweep, and by the
+    heuristic}]}. Round 0 is the prior alone, and the rounds end where `tune --quick` would end them ("done") and
+    --seconds of sweep were measured, but at the latest after --rounds, or with half of the problems. A whole sweep's
+    choices are those of trees that learned from all other families, as in `tuner evaluate`, and from no prior; the
+    round `all` has them for all problems. A prior knows the families that it scores, and those trees do not.
 """
 
 import argparse
