@@ -41,12 +41,17 @@ from deep_gemm.layout import (
     transform_sf_into_required_layout,
 )
 from deep_gemm.mega import (
+    SM90SymmBuffer,
     SymmBuffer,
     bf16_mega_moe,
     fp4_fp4_mega_moe,
     fp8_fp4_mega_moe,
+    fp8_mega_moe,
     get_symm_buffer_for_mega_moe,
+    get_symm_buffer_for_sm90_mega_moe,
+    mega_moe_pre_dispatch_sm90,
     transform_weights_for_mega_moe,
+    transform_weights_for_mega_moe_sm90,
 )
 from deep_gemm.packing import ceil_to_ue8m0, pack_ue8m0_to_int, unpack_ue8m0_from_int
 from deep_gemm.policy import (
@@ -72,6 +77,7 @@ __all__ = [
     "Config",
     "Device",
     "Problem",
+    "SM90SymmBuffer",
     "SymmBuffer",
     "align",
     "bf16_mega_moe",
@@ -81,6 +87,7 @@ __all__ = [
     "ceil_to_ue8m0",
     "fp4_fp4_mega_moe",
     "fp8_fp4_mega_moe",
+    "fp8_mega_moe",
     "get_analytic_config",
     "get_best_config",
     "get_candidates",
@@ -96,6 +103,7 @@ __all__ = [
     "get_num_sms",
     "get_pdl",
     "get_symm_buffer_for_mega_moe",
+    "get_symm_buffer_for_sm90_mega_moe",
     "get_tc_util",
     "get_theoretical_mk_alignment_for_contiguous_layout",
     "get_tma_aligned_size",
@@ -103,6 +111,7 @@ __all__ = [
     "is_legal",
     "legacy",
     "mega",
+    "mega_moe_pre_dispatch_sm90",
     "pack_ue8m0_to_int",
     "per_block_cast_to_fp8",
     "per_channel_cast_to_fp8",
@@ -121,6 +130,7 @@ __all__ = [
     "testing",
     "transform_sf_into_required_layout",
     "transform_weights_for_mega_moe",
+    "transform_weights_for_mega_moe_sm90",
     "transpose_packed_fp4",
     "unpack_ue8m0_from_int",
     "use_deterministic_algorithms",

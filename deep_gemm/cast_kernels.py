@@ -17,6 +17,7 @@ _MAX_GRID_Y = 65535
 _CTAS_PER_SM = 16  # of masked groups: enough of each that groups of unequal size share the SMs
 _ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _ROW_THREADS, _CHUNKS, _UNROLL = 256, 2, 2  # cast_rows.cuh
+RUN = 8  # gates or ups beside each other, where they lie in turn
 _COLUMNS = 128  # cast_blocks.cuh
 _LAYOUT_ROWS, _LAYOUT_COLUMNS = 64, 64  # scale_layout.cuh
 _PACKING_THREADS = 256  # k_grouped_packing.cuh
@@ -24,6 +25,8 @@ _FP8, _FLOAT = torch.float8_e4m3fn, torch.float32
 
 #: (shape, strides).
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
+#: Whether gates and ups lie in turn, and the bits of the limit in FP32, -1 for none.
+Swiglu = tuple[int, int]
 X, MASKED_M, DATA, SCALES = argument(0), argument(1), memory(0), memory(1)
 
 
@@ -33,19 +36,22 @@ def plan_rows(
     use_ue8m0: bool,
     is_masked: bool = False,
     is_mn_major: bool = False,
-    is_swiglu: bool = False,
+    swiglu: Swiglu | None = None,
     matrices: Layout | None = None,
 ) -> Plan | None:
     """Plan per_token_cast_to_fp8 and swiglu_per_token_cast_to_fp8 of argument 0; argument 1 is masked_m, if any.
     `matrices`: (shape, strides) that x is read as, [..., m, n], by default its own; results have these dims.
     """
+    is_interleaved, limit_bits = swiglu or (0, -1)
     chunk, matrices = 16 // x.element_size(), matrices or _layout_of(x)
     if x.dtype not in _ELEMENTS or gran not in [chunk * lanes for lanes in (2, 4, 8, 16, 32)]:
         return None
     if not _is_walkable(matrices):
         return None
     *leading, m, n = matrices[0]
-    n = n // 2 if is_swiglu else n
+    n = n // 2 if swiglu else n
+    if is_interleaved and (chunk != RUN or n % RUN):
+        return None
     num_scales = -(-n // gran)
     scales = scale_layout((*leading, m, num_scales), is_mn_major)
     is_joint = not is_masked and (not is_mn_major or math.prod(leading) == 1)
@@ -57,12 +63,12 @@ def plan_rows(
     size, mask = x.element_size(), MASKED_M if is_masked else 0
     numbers = (
         mask, groups, rows, n, slices, *_divider(max(slices, 2)), group_stride * size, row_stride * size,
-        scale_group, scale_row, scale_column,
+        scale_group, scale_row, scale_column, max(limit_bits, 0),
     )  # fmt: skip
     kernel = get_kernel(
-        "cast_rows", _ROW_THREADS, kElement=_ELEMENTS[x.dtype], kGran=gran, kUe8m0=use_ue8m0, kSwiglu=is_swiglu,
-        kMasked=is_masked, kAligned=_is_aligned(x, (group_stride, row_stride, n)) and n % chunk == 0,
-        kSaturates=_does_torch_saturate(),
+        "cast_rows", _ROW_THREADS, kElement=_ELEMENTS[x.dtype], kGran=gran, kUe8m0=use_ue8m0, kSwiglu=bool(swiglu),
+        kInterleaved=is_interleaved, kLimited=limit_bits >= 0, kMasked=is_masked,
+        kAligned=_is_aligned(x, (group_stride, row_stride, n)) and n % chunk == 0, kSaturates=_does_torch_saturate(),
     )  # fmt: skip
     ctas = -(-rows * slices // (_ROW_THREADS * _UNROLL))
     if is_masked:

@@ -65,6 +65,15 @@ def memory(index: int, offset: int = 0) -> Place:
     return -1 - index, offset
 
 
+def write_to(plan: Plan, places: tuple[Place, ...]) -> Plan:
+    """Return the plan with tensors of the call in the place of its memory, in order; it returns nothing."""
+    taken = {memory(index): place for index, place in enumerate(places)}
+    launches = tuple(
+        one._replace(arguments=tuple(taken.get(value, value) for value in one.arguments)) for one in plan.launches
+    )
+    return Plan(launches)
+
+
 def run(plan: Plan, *arguments: object):
     """Run a plan in Python: for arguments that the native call declines. Tensors that no kernel takes raise its errors.
 

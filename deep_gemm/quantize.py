@@ -8,6 +8,8 @@ The torch formula of this file is the definition. CUDA tensors of SM90 run a one
 which torch does by its reciprocal on GPUs: scales of CPU and GPU may differ in the last bit.
 """
 
+import struct
+
 import torch
 
 from deep_gemm import cast_kernels, planned
@@ -19,6 +21,7 @@ from deep_gemm.packing import PER_WORD, check_are_rounded, join_exponents
 SCALE_BLOCK = 128
 #: Largest E4M3 number, and the magnitude to which the largest one of a group is raised: no scale is 0.
 FP8_MAX = 448.0
+_FP32_MAX = torch.finfo(torch.float32).max
 MIN_AMAX = 1e-4
 
 
@@ -63,7 +66,7 @@ def per_token_cast_to_fp8(
     Raises: ShapeError for a vector or a scalar, or for scales of a row that fill no words; DtypeError unless x is
         floating point; ArgumentError for another layout or gran_k, or for scales that cannot be packed.
     """
-    cast = _token_cast(x, masked_m, use_ue8m0, gran_k, scales, use_packed_ue8m0, False)
+    cast = _token_cast(x, masked_m, use_ue8m0, gran_k, scales, use_packed_ue8m0, None)
     if cast is not NotImplemented:
         return cast
     is_mn_major = _check_options(x, use_ue8m0, gran_k, scales)
@@ -83,21 +86,31 @@ def swiglu_per_token_cast_to_fp8(
     *,
     masked_m: torch.Tensor | None = None,
     scales: str = "row_major",
+    limit: float | None = None,
+    is_interleaved: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise silu(gate) * up of x [..., m, 2n], whose rows are [gate, up], as per_token_cast_to_fp8 does.
 
     The activation is computed in float32 and not rounded before it is quantised: the formula is
-    `silu(gate.float()) * up.float()`. Arguments and errors are those of per_token_cast_to_fp8.
+    `silu(gate.float()) * up.float()`. Other arguments and errors are those of per_token_cast_to_fp8.
+
+    Args:
+        limit: gates are limited to at most this, and ups to its magnitude, before that; None: not limited.
+        is_interleaved: gates and ups lie in turn, 8 of each; n is a multiple of 8.
 
     Returns: float8_e4m3fn [..., m, n] and float32 scales [..., m, ceil(n / gran_k)].
-    Raises: as per_token_cast_to_fp8, and ShapeError for an odd number of columns.
+    Raises: as per_token_cast_to_fp8, ShapeError for an odd number of columns, or one that is_interleaved excludes, and
+        ArgumentError for a limit that is no number of at least 0.
     """
-    cast = _token_cast(x, masked_m, use_ue8m0, gran_k, scales, False, True)
+    form = _make_swiglu(limit, is_interleaved)
+    cast = _token_cast(x, masked_m, use_ue8m0, gran_k, scales, False, form)
     if cast is not NotImplemented:
         return cast
     is_mn_major = _check_options(x, use_ue8m0, gran_k, scales)
-    _check_pairs(x, masked_m)
-    gate, up = x.float().chunk(2, dim=-1)
+    _check_pairs(x, masked_m, form)
+    gate, up = _split_pairs(x.float(), is_interleaved)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return _per_token(torch.nn.functional.silu(gate) * up, use_ue8m0, gran_k, is_mn_major)
 
 
@@ -233,10 +246,34 @@ def _check_rows(x: torch.Tensor, masked_m: torch.Tensor | None) -> None:
         _check_mask(x, masked_m)
 
 
-def _check_pairs(x: torch.Tensor, masked_m: torch.Tensor | None) -> None:
+def check_limit(name: str, limit: object) -> None:
+    """Raise ArgumentError unless `limit` is a number that FP32 holds, at least 0, or None."""
+    if limit is not None and (type(limit) not in (int, float) or not 0 <= limit <= _FP32_MAX):
+        raise ArgumentError(f"{name} = {shorten(limit)}: must be a number >= 0 of FP32's range, or None; pass such.")
+
+
+def _make_swiglu(limit: float | None, is_interleaved: bool) -> cast_kernels.Swiglu:
+    check_flag("is_interleaved", is_interleaved)
+    check_limit("limit", limit)
+    return int(is_interleaved), -1 if limit is None else struct.unpack("<i", struct.pack("<f", limit))[0]
+
+
+def _split_pairs(x: torch.Tensor, is_interleaved: bool) -> tuple[torch.Tensor, ...]:
+    """Return gates and ups [..., n] of rows [..., 2n]."""
+    if not is_interleaved:
+        return x.chunk(2, dim=-1)
+    return tuple(part.flatten(-2) for part in x.unflatten(-1, (-1, 2, cast_kernels.RUN)).unbind(-2))
+
+
+def _check_pairs(x: torch.Tensor, masked_m: torch.Tensor | None, swiglu: cast_kernels.Swiglu) -> None:
     _check_rows(x, masked_m)
     if x.shape[-1] % 2:
         raise ShapeError(f"x.shape[-1] = {x.shape[-1]}: rows are [gate, up] of equal size; pass an even number.")
+    if swiglu[0] and x.shape[-1] % (2 * cast_kernels.RUN):
+        raise ShapeError(
+            f"x.shape[-1] = {x.shape[-1]}: gates and ups lie in turn, {cast_kernels.RUN} of each; pass a multiple of"
+            f" {2 * cast_kernels.RUN} columns."
+        )
 
 
 def _check_mask(x: torch.Tensor, masked_m: torch.Tensor) -> None:
@@ -307,13 +344,16 @@ def _plan_token_cast(
     gran_k: int,
     scales: str,
     is_packed: bool,
-    is_swiglu: bool,
+    swiglu: cast_kernels.Swiglu | None,
 ) -> planned.Plan | None:
     if is_packed:
         return None
     is_mn_major = _check_options(x, use_ue8m0, gran_k, scales)
-    (_check_pairs if is_swiglu else _check_rows)(x, masked_m)
-    return cast_kernels.plan_rows(x, gran_k, bool(use_ue8m0), masked_m is not None, is_mn_major, is_swiglu)
+    if swiglu:
+        _check_pairs(x, masked_m, swiglu)
+    else:
+        _check_rows(x, masked_m)
+    return cast_kernels.plan_rows(x, gran_k, bool(use_ue8m0), masked_m is not None, is_mn_major, swiglu)
 
 
 def _plan_block_cast(x: torch.Tensor, use_ue8m0: bool, gran_k: int) -> planned.Plan | None:

@@ -58,14 +58,15 @@ class PlainRow(NamedTuple):
     cluster: str | None = None
 
 
+_OF_SWIGLU = ("kSwiglu", "kInterleaved", "kLimited")
 _BYTES, _U32, _I64 = "deep_gemm::u8*", "deep_gemm::u32", "deep_gemm::i64"
 
 #: By the name of the header.
 PLAIN_KERNELS: dict[str, PlainRow] = {
     "transpose_fp8": PlainRow((f"const {_BYTES}", _BYTES, *[_I64] * 4, *[_U32] * 3) * 2),
     "cast_rows": PlainRow(
-        ("const void*", _BYTES, "float*", "const int*", *[_U32] * 6, *[_I64] * 5),
-        ("kElement", "kGran", "kUe8m0", "kSwiglu", "kMasked", "kAligned", "kSaturates"),
+        ("const void*", _BYTES, "float*", "const int*", *[_U32] * 6, *[_I64] * 5, _U32),
+        ("kElement", "kGran", "kUe8m0", *_OF_SWIGLU, "kMasked", "kAligned", "kSaturates"),
     ),
     "cast_blocks": PlainRow(
         ("const void*", _BYTES, "float*", *[_U32] * 2, *[_I64] * 5),
@@ -79,6 +80,21 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
     ),
     "k_grouped_packing": PlainRow(
         (f"const {_U32}*", "const int*", f"{_U32}*", *[_U32] * 5, _I64), ("kEnds", "kAligned")
+    ),
+    "mega_place": PlainRow((f"const {_I64}*", "int*", "int*", _U32)),
+    "mega_pull": PlainRow(
+        (
+            *[f"const {_I64}*"] * 2,
+            *["const int*"] * 2,
+            _BYTES,
+            "float*",
+            "int*",
+            *[_I64] * 3,
+            *[_U32] * 8,
+        ),
+    ),
+    "mega_combine": PlainRow(
+        (*[f"const {_I64}*"] * 2, "const float*", *["const int*"] * 2, f"{_BYTES}", _I64, *[_U32] * 6),
     ),
     "sum_parts": PlainRow(
         ("const float*", "const float*", "void*", *["deep_gemm::i64"] * 4, *["deep_gemm::u32"] * 3),

@@ -12,10 +12,6 @@ class Name:
     is_refused: bool = False
 
 
-#: Names of a fork's kernels. SGLang looks for them with hasattr and then counts on them: they must not be here.
-ABSENT = ("fp8_mega_moe", "mega_moe_pre_dispatch_sm90")
-
-
 def _take(path: str, keywords: str = "") -> Name:
     return Name(path, tuple(keywords.split()))
 
@@ -137,13 +133,21 @@ _REFUSED = [
         "fp8_fp4_paged_sparse_mqa_logits",
         "mega_mhc",
         "bf16_mega_gate",
-        "SymmBuffer",
-        "get_symm_buffer_for_mega_moe",
         "transform_weights_for_mega_moe",
         "fp8_fp4_mega_moe",
         "bf16_mega_moe",
     )
 ]
 
+_BUFFER = "use_fp8_dispatch activation"
+_MEGA = [
+    _take("SymmBuffer", _BUFFER),
+    *(_take(f"get_symm_buffer_for_{name}mega_moe", _BUFFER) for name in ("", "sm90_")),
+    _take("mega.get_symm_buffer_for_mega_moe", _BUFFER),
+    _take("transform_weights_for_mega_moe_sm90", "l1_weights l2_weights"),
+    _take("mega_moe_pre_dispatch_sm90", "num_tokens group_size routed_scaling_factor"),
+    _take("fp8_mega_moe", "cumulative_local_expert_recv_stats recipe activation activation_clamp fast_math"),
+]
+
 #: The whole API.
-NAMES = [*_MODULES, *_DENSE, *_GROUPED, *_ATTENTION, *_LAYOUT, *_SWITCHES, *_QUANTISATION, *_TESTING, *_REFUSED]
+NAMES = [*_MODULES, *_DENSE, *_GROUPED, *_MEGA, *_ATTENTION, *_LAYOUT, *_SWITCHES, *_QUANTISATION, *_TESTING, *_REFUSED]

@@ -8,7 +8,7 @@ import pytest
 
 import deep_gemm
 from deep_gemm import ops
-from tests.callers.names import ABSENT, NAMES
+from tests.callers.names import NAMES
 
 
 def find(path: str):
@@ -29,11 +29,6 @@ def accepts(path: str, keyword: str) -> bool:
 def test_a_name_is_here_with_its_keywords(name):
     assert find(name.path) is not None
     assert not {keyword for keyword in name.keywords if not accepts(name.path, keyword)}
-
-
-@pytest.mark.parametrize("name", ABSENT)
-def test_a_name_that_would_be_taken_for_support_is_absent(name):
-    assert not hasattr(deep_gemm, name) and not hasattr(deep_gemm.mega, name)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.is_refused], ids=lambda name: name.path)

@@ -330,7 +330,7 @@ DEFECTS: Defects = {
             "    padded = _pad(x, rows * gran_k, columns * gran_k)\n",
             "    padded = _pad(x, rows * gran_k, columns * gran_k) + 0.01\n",
         ),
-        ("    gate, up = x.float().chunk(2, dim=-1)\n", "    up, gate = x.float().chunk(2, dim=-1)\n"),
+        ("    gate, up = _split_pairs(x", "    up, gate = _split_pairs(x"),
         ("    return {dim % x.dim() for dim in dims}\n", "    return set(dims)\n"),
         ("    _check_matrices(x)\n    *leading, m, n", "    *leading, m, n"),
         ("    if x.shape[-1] % 2:\n", "    if False:\n"),

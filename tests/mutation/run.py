@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from tests.mutation.compare_defects import COMPARE_DEFECTS
 from tests.mutation.defects import DEFECTS
+from tests.mutation.mega_defects import MEGA_DEFECTS
 from tests.mutation.native_defects import NATIVE_DEFECTS
 from tests.mutation.tile_defects import TILE_DEFECTS
 
@@ -43,7 +44,7 @@ class Defect(NamedTuple):
 
 def list_defects(is_native: bool) -> Iterator[Defect]:
     """Yield the defects of Python and, where asked, those of C++."""
-    for groups in (DEFECTS, COMPARE_DEFECTS, TILE_DEFECTS, *([NATIVE_DEFECTS] if is_native else [])):
+    for groups in (DEFECTS, COMPARE_DEFECTS, TILE_DEFECTS, MEGA_DEFECTS, *([NATIVE_DEFECTS] if is_native else [])):
         for (file, tests), changes in groups.items():
             for old, new in changes:
                 yield Defect(file, tuple(tests.split()), old, new)

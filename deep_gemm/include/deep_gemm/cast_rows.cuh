@@ -1,5 +1,6 @@
 // Quantises rows to FP8 with one scale per row and kGran columns, in one pass; with kSwiglu, silu(gate) * up of rows
-// [gate, up].
+// [gate, up], or with kInterleaved of rows whose gates and ups lie in turn, 8 of each; with kLimited after gates were
+// limited from above and ups on both sides.
 //
 // A slice belongs to a thread: kChunks chunks of one scale. A scale belongs to kLanes threads beside each other in a
 // warp, which lay their chunks in turn, so that their loads and stores are coalesced. A thread has kUnroll slices under
@@ -17,11 +18,14 @@ struct CastRows {
     // Products beyond 448 become NaN.
     static constexpr bool kUe8m0 = Config::kUe8m0, kUnbounded = kUe8m0 && !Config::kSaturates;
     static constexpr bool kSwiglu = Config::kSwiglu, kMasked = Config::kMasked, kAligned = Config::kAligned;
+    static constexpr bool kInterleaved = Config::kInterleaved, kLimited = Config::kLimited;
     // Two chunks of a scale take half the exchanges and addresses of one; four are no longer coalesced.
     static constexpr u32 kThreads = 256, kCtasPerSm = 4, kChunks = 2, kUnroll = 2;
     static constexpr u32 kGran = Config::kGran, kChunk = Words::kChunk, kLanes = kGran / (kChunk * kChunks),
                          kInputs = kSwiglu ? 2 : 1;
     static_assert(kLanes >= 1 && kLanes <= 32, "a scale's slices lie in one warp");
+    static_assert(kSwiglu || (!kInterleaved && !kLimited), "of rows with gates");
+    static_assert(!kInterleaved || kChunk == 8, "a chunk is a run of gates or ups");
 
     using Slice = u32[kChunks][kInputs][4];  // words
     using Values = float[kChunks][kChunk];
@@ -35,6 +39,7 @@ struct CastRows {
     u32 magic, shift;      // index / slices == __umulhi(index, magic) >> shift
     i64 x_group, x_row;    // bytes
     i64 scale_group, scale_row, scale_column;  // elements
+    u32 limit_bits;                            // of an FP32 number that is not negative; kLimited only
 
     struct Place {
         u32 row, column;  // the column is the first element of the slice's first chunk
@@ -51,11 +56,24 @@ struct CastRows {
         const Place place = place_of(index);
         const u8* row = static_cast<const u8*>(x) + group * x_group + place.row * x_row;
         const u32 columns = index < total ? n : 0;
+        const u64 to_ups = kInterleaved ? 16 : u64(n) * Words::kBytes;
 #pragma unroll
         for (u32 i = 0; i < kChunks; ++i) {
-            Words::template load<kAligned>(row, place.column_of(i), columns, words[i][0]);
-            if constexpr (kSwiglu)
-                Words::template load<kAligned>(row + u64(n) * Words::kBytes, place.column_of(i), columns, words[i][1]);
+            const u32 column = place.column_of(i);
+            // A run of ups stands before each run of gates but the first.
+            const u8* gates = kInterleaved ? row + u64(column) * Words::kBytes : row;
+            Words::template load<kAligned>(gates, column, columns, words[i][0]);
+            if constexpr (kSwiglu) Words::template load<kAligned>(gates + to_ups, column, columns, words[i][1]);
+        }
+    }
+
+    // As torch.clamp: NaN stays NaN.
+    __device__ __forceinline__ void limit_values(float (&gate)[kChunk], float (&up)[kChunk]) const {
+        const float limit = __uint_as_float(limit_bits);
+#pragma unroll
+        for (u32 i = 0; i < kChunk; ++i) {
+            gate[i] = gate[i] > limit ? limit : gate[i];
+            up[i] = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];
         }
     }
 
@@ -69,17 +87,18 @@ struct CastRows {
     }
 
     template <bool kIsModerate>
-    __device__ static __forceinline__ void multiply(const u32 (&words)[2][4], float (&values)[kChunk]) {
+    __device__ __forceinline__ void multiply(const u32 (&words)[2][4], float (&values)[kChunk]) const {
         float gate[kChunk], up[kChunk];
         Words::unpack(words[0], gate);
         Words::unpack(words[1], up);
+        if constexpr (kLimited) limit_values(gate, up);
 #pragma unroll
         for (u32 i = 0; i < kChunk; ++i) values[i] = __fmul_rn(silu<kIsModerate>(gate[i]), up[i]);
     }
 
-    // silu(gate) * up. Returns the bits of the largest magnitude.
-    __device__ static __forceinline__ u32 activate(const u32 (&words)[2][4], float (&values)[kChunk]) {
-        if (Words::are_moderate(words[0])) {
+    // silu(gate) * up. Returns the bits of the largest magnitude. Moderate gates stay moderate by a limit from 1 on.
+    __device__ __forceinline__ u32 activate(const u32 (&words)[2][4], float (&values)[kChunk]) const {
+        if ((!kLimited || __uint_as_float(limit_bits) >= 1.0f) && Words::are_moderate(words[0])) {
             multiply<true>(words, values);
         } else {
             multiply<false>(words, values);
@@ -91,7 +110,7 @@ struct CastRows {
     }
 
     // The numbers of a chunk. Returns the largest magnitude: the bits of an FP32 number for kSwiglu, else a word.
-    __device__ static __forceinline__ u32 unpack(const u32 (&words)[kInputs][4], float (&values)[kChunk]) {
+    __device__ __forceinline__ u32 unpack(const u32 (&words)[kInputs][4], float (&values)[kChunk]) const {
         if constexpr (kSwiglu) return activate(words, values);
         Words::unpack(words[0], values);
         return Words::max_of_chunk(words[0]);

@@ -62,7 +62,7 @@ def strided(x, extra):
 
 
 def rows(x, gran=128, use_ue8m0=False, masked_m=None, is_mn_major=False):
-    plan = cast_kernels.plan_rows(x, gran, use_ue8m0, masked_m is not None, is_mn_major, False)
+    plan = cast_kernels.plan_rows(x, gran, use_ue8m0, masked_m is not None, is_mn_major)
     return run_plan(plan, x, masked_m)
 
 
@@ -133,12 +133,35 @@ def test_masked_rows_are_neither_read_nor_written(monkeypatch, sm_count, is_mn_m
 def test_swiglu(n, gran):
     """Values are as close as the exponential functions of two libraries."""
     x = values((6, 2 * n))
-    data, scales = run_plan(cast_kernels.plan_rows(x, gran, False, False, False, True), x)
+    data, scales = run_plan(cast_kernels.plan_rows(x, gran, False, swiglu=(0, -1)), x)
     gate, up = x.float().chunk(2, -1)
     wanted, wanted_scales = quantize.per_token_cast_to_fp8(gate / (1 + torch.exp(-gate)) * up, False, gran)
     assert torch.allclose(scales, wanted_scales, rtol=1e-6)
     steps = (data.view(torch.uint8).int() - wanted.view(torch.uint8).int()).abs()
     assert steps.max() <= 1 and (steps > 0).float().mean() < 1e-2
+
+
+@pytest.mark.parametrize("is_interleaved, limit", few((True, 3.0), (True, 0.25), (True, None), (False, 3.0)))
+def test_swiglu_in_turn_and_limited(is_interleaved, limit):
+    """Another order of the columns and limited numbers are what the kernel reads, with NaN and infinities; rows beyond
+    masked_m stay as they are.
+    """
+    gate, up = values((2, 9, 256)), values((2, 9, 256), seed=1)
+    gate[0, 0, :3], up[0, 0, 1:4] = torch.tensor([math.nan, math.inf, -math.inf]), math.nan
+    order = (2, 9, 32, 8)
+    x = torch.stack([gate.view(order), up.view(order)], 3).flatten(2) if is_interleaved else torch.cat([gate, up], -1)
+    form, counts = quantize._make_swiglu(limit, is_interleaved), torch.tensor([9, 4], dtype=torch.int32)
+    found = run_plan(cast_kernels.plan_rows(x, 128, False, True, swiglu=form), x, counts)
+    gate, up = gate.float(), up.float()
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    wanted = quantize.per_token_cast_to_fp8(gate / (1 + torch.exp(-gate)) * up, False)
+    for group, count in enumerate(counts):
+        scales = found[1][group, :count], wanted[1][group, :count]
+        assert torch.allclose(*scales, rtol=1e-6, equal_nan=True)
+        steps = [part[0][group, :count].float().nan_to_num(1e4) for part in (found, wanted)]
+        assert ((steps[0] - steps[1]).abs() <= 0.13 * steps[1].abs()).all()
+        assert (found[0][group, count:].view(torch.uint8) == POISON).all()
 
 
 def count_gates(source: str, element: str) -> list[int]:
@@ -237,7 +260,7 @@ def test_swiglu_of_gates_beyond_the_short_division():
     gate = torch.ones(24, 128)
     gate[:12, 3], gate[12:] = gates, gates[:, None]
     x = torch.cat([gate, torch.full_like(gate, -2.0)], 1).to(BF16)
-    found = run_plan(cast_kernels.plan_rows(x, 128, False, False, False, True), x)
+    found = run_plan(cast_kernels.plan_rows(x, 128, False, swiglu=(0, -1)), x)
     gate, up = x.float().chunk(2, -1)
     check(found, quantize.per_token_cast_to_fp8(gate / (1 + torch.exp(-gate)) * up, False))
 

@@ -1,11 +1,14 @@
 """The casts to FP8: shapes, values, scales, powers of two, zero sizes."""
 
+import functools
+import math
+
 import pytest
 import torch
 
 import deep_gemm
 from deep_gemm import utils
-from deep_gemm.errors import DtypeError, ShapeError
+from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
 from deep_gemm.quantize import round_up_to_power_of_two
 from tests.fakes.operands import one_thread
 
@@ -181,6 +184,28 @@ def test_the_gate_is_the_first_half():
     assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(found, wanted, strict=True))
     with pytest.raises(ShapeError, match=r"x.shape\[-1\] = 257: rows are \[gate, up\]"):
         deep_gemm.swiglu_per_token_cast_to_fp8(torch.zeros(4, 257), False)
+
+
+def test_gates_and_ups_in_turn_and_their_limit():
+    """As the layers of DeepSeek-V4 compute them."""
+    gate, up = torch.randn(2, 5, 256, generator=torch.Generator().manual_seed(1)).unbind()
+    in_turn = torch.stack([gate.view(5, 32, 8), up.view(5, 32, 8)], 2).view(5, 512)
+    wanted = deep_gemm.swiglu_per_token_cast_to_fp8(torch.cat([gate.clamp(max=0.5), up.clamp(-0.5, 0.5)], 1), False)
+    found = deep_gemm.swiglu_per_token_cast_to_fp8(in_turn, False, limit=0.5, is_interleaved=True)
+    assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(found, wanted, strict=True))
+    with pytest.raises(ShapeError, match=r"x.shape\[-1\] = 504: gates and ups lie in turn"):
+        deep_gemm.swiglu_per_token_cast_to_fp8(torch.zeros(4, 504), False, is_interleaved=True)
+    for limit in (-1.0, math.nan, 1e39, True, "7"):
+        with pytest.raises(ArgumentError, match="limit = "):
+            deep_gemm.swiglu_per_token_cast_to_fp8(in_turn, False, limit=limit)
+
+
+def test_a_limited_swiglu_in_a_graph():
+    """No graph break, and the numbers of the call."""
+    x = torch.randn(4, 512)
+    call = functools.partial(deep_gemm.swiglu_per_token_cast_to_fp8, use_ue8m0=False, limit=0.5, is_interleaved=True)
+    found = torch.compile(call, backend="eager", fullgraph=True)(x)
+    assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, call(x), strict=True))
 
 
 @pytest.mark.parametrize("shape, groups", [((2, 8, 128), 3), ((2, 8, 128), 1), ((8, 128), 8)])

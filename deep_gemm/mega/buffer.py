@@ -1,0 +1,213 @@
+"""The memory that the GPUs of a layer of experts share."""
+
+import contextlib
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from deep_gemm.errors import ArgumentError, DeviceError, ShapeError
+from deep_gemm.layout import get_mk_alignment_for_contiguous_layout
+from deep_gemm.operands import check_integer, shorten
+from deep_gemm.quantize import SCALE_BLOCK, align
+
+#: Rows of experts that a GPU works on at the same time, as many as any routing can need.
+MOST_ROWS = 65536
+#: Of the tokens of a GPU, and the bytes at which a region starts.
+TOKEN_ALIGNMENT, REGION_ALIGNMENT = 128, 256
+MAX_CHOICES = 32  # a lane of a warp has one (mega_pull.cuh)
+
+
+class Region(NamedTuple):
+    """A tensor in the memory of each GPU."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class SymmBuffer:
+    """The memory of one GPU of a layer of experts, which the GPUs of its group read from each other.
+
+    Args:
+        group: a process group of torch.distributed with the GPUs of the layer, a process each, all on one host; of size
+            1 it need not communicate. Every process makes its buffer with the same arguments, at the same time.
+        num_experts: of all GPUs, a multiple of their number; GPU r has the experts from r * num_experts / GPUs on.
+        num_max_tokens_per_rank: room for so many tokens of this GPU.
+        num_topk: choices of a token, at most 32.
+        hidden, intermediate_hidden: features of a token and inside an expert, multiples of 128.
+        use_fp8_dispatch, activation, num_shared_experts, mma_type: what other kernels have; True, "swiglu", 0 and None
+            or "fp8xfp8" here.
+
+    Attributes: `x` float8_e4m3fn [tokens, hidden], `x_sf` float32 [tokens, hidden / 128], `topk_idx` int64 and
+        `topk_weights` float32 [tokens, num_topk]: what the caller fills; experts are counted over all GPUs, and -1 is
+        none. `buffer`: all of it.
+    Raises: ArgumentError, ShapeError, DeviceError where GPUs cannot read each other's memory.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        num_experts: int,
+        num_max_tokens_per_rank: int,
+        num_topk: int,
+        hidden: int,
+        intermediate_hidden: int,
+        use_fp8_dispatch: bool | None = True,
+        activation: str = "swiglu",
+        num_shared_experts: int = 0,
+        mma_type: str | None = None,
+    ):
+        _check_form(use_fp8_dispatch, activation, num_shared_experts, mma_type)
+        self.group, self.rank, self.num_ranks = group, *_read_group(group)
+        self.num_experts = check_integer("num_experts", num_experts, 1)
+        self.num_max_tokens_per_rank = check_integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 1)
+        self.num_topk = check_integer("num_topk", num_topk, 1)
+        self.hidden, self.intermediate_hidden = hidden, intermediate_hidden
+        self._check()
+        self.num_local_experts = self.num_experts // self.num_ranks
+        self.alignment = get_mk_alignment_for_contiguous_layout()
+        self.num_bytes, self._regions = self._lay_out()
+        self.buffer, self.handle = self._take_memory()
+        self._copies: list[torch.Tensor] = []  # of the others' memory, on the CPU
+        addresses = [self.buffer.data_ptr()] if self.handle is None else list(self.handle.buffer_ptrs)
+        self.addresses = torch.tensor(addresses, dtype=torch.int64, device=self.buffer.device)
+        self.x, self.x_sf, self.topk_idx, self.topk_weights = map(self.view, ("x", "x_sf", "topk_idx", "topk_weights"))
+        self.topk_idx.fill_(-1)
+        self.meet()
+
+    def _check(self) -> None:
+        if self.num_experts % self.num_ranks:
+            raise ShapeError(
+                f"num_experts = {self.num_experts}: must be a multiple of the {self.num_ranks} processes of the group;"
+                " pass all GPUs' experts."
+            )
+        if self.num_topk > MAX_CHOICES:
+            raise ShapeError(f"num_topk = {self.num_topk}: must be at most {MAX_CHOICES}; use fewer choices.")
+        for name in ("hidden", "intermediate_hidden"):
+            size = check_integer(name, getattr(self, name), 1)
+            if size % SCALE_BLOCK:
+                raise ShapeError(f"{name} = {size}: must be a multiple of {SCALE_BLOCK}, which share a scale; pad it.")
+
+    @property
+    def tokens_at_once(self) -> int:
+        """The tokens of each GPU whose experts work at the same time."""
+        return min(self.num_max_tokens_per_rank, max(MOST_ROWS // (self.num_ranks * self.num_topk), 1))
+
+    @property
+    def num_rows(self) -> int:
+        """The rows that their choices can need on one GPU, with those between the experts."""
+        choices = self.num_ranks * self.tokens_at_once * self.num_topk
+        most = choices + min(self.num_local_experts, choices) * (self.alignment - 1)
+        return most // self.alignment * self.alignment
+
+    def _lay_out(self) -> tuple[int, dict[str, Region]]:
+        """Return the bytes of the memory and where each tensor lies."""
+        tokens, hidden = self.num_max_tokens_per_rank, self.hidden
+        tensors = {
+            "x": ((tokens, hidden), torch.float8_e4m3fn),
+            "x_sf": ((tokens, hidden // SCALE_BLOCK), torch.float32),
+            "topk_idx": ((tokens, self.num_topk), torch.int64),
+            "topk_weights": ((tokens, self.num_topk), torch.float32),
+            "rows": ((self.num_rows, hidden), torch.bfloat16),
+        }
+        offset, regions = 0, {}
+        for name, (shape, dtype) in tensors.items():
+            regions[name] = Region(offset, shape, dtype)
+            offset += align(math.prod(shape) * dtype.itemsize, REGION_ALIGNMENT)
+        return offset, regions
+
+    def _take_memory(self) -> tuple[torch.Tensor, Any]:
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        if self.num_ranks == 1 or device.type == "cpu":
+            return torch.zeros(self.num_bytes, dtype=torch.uint8, device=device), None
+        try:
+            import torch.distributed._symmetric_memory as symmetric_memory
+
+            buffer = symmetric_memory.empty(self.num_bytes, dtype=torch.uint8, device=device)
+            handle = symmetric_memory.rendezvous(buffer, self.group)
+        except (ImportError, RuntimeError) as error:
+            raise DeviceError(
+                f"group: its GPUs cannot read each other's memory ({str(error).splitlines()[0]}); use GPUs of one host"
+                " that are linked, or the m_grouped ops with a dispatch of your own."
+            ) from error
+        buffer.zero_()
+        return buffer, handle
+
+    def offset(self, name: str) -> int:
+        """Return the first byte of a tensor."""
+        return self._regions[name].offset
+
+    def view(self, name: str, rank: int | None = None) -> torch.Tensor:
+        """Return a tensor of this GPU, or of the GPU of a process; on the CPU, that of another is as it was when all
+        met last.
+        """
+        offset, shape, dtype = self._regions[name]
+        if rank in (None, self.rank):
+            memory = self.buffer
+        elif self.handle is None:
+            memory = self._copies[rank]
+        else:
+            return self.handle.get_buffer(rank, shape, dtype, offset // dtype.itemsize)
+        return memory[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+    def meet(self) -> None:
+        """Wait, on the device, for what all GPUs of the group have enqueued before they meet."""
+        if self.handle is not None:
+            self.handle.barrier(channel=0)
+        elif self.num_ranks > 1:
+            import torch.distributed as dist
+
+            self._copies = [torch.empty_like(self.buffer) for _ in range(self.num_ranks)]
+            dist.all_gather(self._copies, self.buffer, group=self.group)
+
+    def destroy(self) -> None:
+        """Give the memory back; the buffer is of no use afterwards."""
+        with contextlib.suppress(AttributeError):
+            del self.x, self.x_sf, self.topk_idx, self.topk_weights, self.buffer, self.addresses
+        self.handle, self.group, self._copies = None, None, []
+
+
+def get_symm_buffer_for_mega_moe(
+    group: Any,
+    num_experts: int,
+    num_max_tokens_per_rank: int,
+    num_topk: int,
+    hidden: int,
+    intermediate_hidden: int,
+    use_fp8_dispatch: bool | None = True,
+    activation: str = "swiglu",
+    num_shared_experts: int = 0,
+    mma_type: str | None = None,
+) -> SymmBuffer:
+    """Return a SymmBuffer with these arguments, the tokens rounded up to a multiple of 128.
+
+    Raises: as SymmBuffer.
+    """
+    tokens = align(check_integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 1), TOKEN_ALIGNMENT)
+    return SymmBuffer(
+        group, num_experts, tokens, num_topk, hidden, intermediate_hidden, use_fp8_dispatch, activation,
+        num_shared_experts, mma_type,
+    )  # fmt: skip
+
+
+def _read_group(group: Any) -> tuple[int, int]:
+    try:
+        return group.rank(), group.size()
+    except (AttributeError, TypeError):
+        raise ArgumentError(
+            f"group = {shorten(group)}: must be a process group; pass that of torch.distributed.new_group."
+        ) from None
+
+
+def _check_form(use_fp8_dispatch: Any, activation: Any, num_shared_experts: Any, mma_type: Any) -> None:
+    """Refuse what other kernels have."""
+    wanted = {
+        "use_fp8_dispatch": (use_fp8_dispatch, (True, None)), "activation": (activation, ("swiglu",)),
+        "num_shared_experts": (num_shared_experts, (0,)), "mma_type": (mma_type, (None, "fp8xfp8")),
+    }  # fmt: skip
+    for name, (value, allowed) in wanted.items():
+        if value not in allowed:
+            raise ArgumentError(
+                f"{name} = {shorten(value)}: no layer of SM90 has it; pass {' or '.join(map(repr, allowed))}."
+            )

@@ -1,0 +1,143 @@
+"""The way of tokens to the experts that they chose, on whatever GPU these are, and back.
+
+On a GPU each step is one kernel (mega_place.cuh, mega_pull.cuh, mega_combine.cuh), which reads the memory of the other
+GPUs; the formulas here define them and run on the CPU. No size comes back to the host: shapes are those of the buffer.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from deep_gemm import _C
+from deep_gemm.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.mega.buffer import SymmBuffer
+from deep_gemm.planned import get_kernel
+from deep_gemm.quantize import align, ceil_div
+
+_WARPS, _CTAS_PER_SM = 8, 8  # of mega_pull.cuh: warps of a CTA; CTAs of an SM in the grid
+_THREADS, _PLACE_THREADS = 256, 512
+
+
+class Routing(NamedTuple):
+    """The choices of some tokens of every GPU, as all GPUs know them.
+
+    first: of the tokens of a GPU. experts: int64 [ranks, tokens, choices], over all GPUs, others for none. positions:
+    int32 of that shape, which of an expert's tokens it is; of a choice that names none, anything. counts: int32
+    [experts], the tokens of each.
+    """
+
+    first: int
+    experts: torch.Tensor
+    positions: torch.Tensor
+    counts: torch.Tensor
+
+
+def _runs_kernels(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def _count_sms(tensor: torch.Tensor) -> int:
+    return _C.get_device(tensor.get_device()).sm_count
+
+
+def read_choices(buffer: SymmBuffer, first: int, last: int) -> torch.Tensor:
+    """Return the choices of tokens first .. last - 1 of every GPU."""
+    return torch.stack([buffer.view("topk_idx", rank)[first:last] for rank in range(buffer.num_ranks)])
+
+
+def place(experts: torch.Tensor, first: int, num_experts: int) -> Routing:
+    """Return the routing of choices [ranks, tokens, choices]; an expert's tokens lie in the order of the choices."""
+    if _runs_kernels(experts):
+        positions = torch.empty(experts.shape, dtype=torch.int32, device=experts.device)
+        counts = torch.empty(num_experts, dtype=torch.int32, device=experts.device)
+        get_kernel("mega_place", _PLACE_THREADS)(num_experts, experts, positions, counts, experts.numel())
+    else:
+        positions, counts = place_by_formula(experts, num_experts)
+    return Routing(first, experts, positions, counts)
+
+
+def place_by_formula(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return positions and counts."""
+    is_chosen = experts.flatten()[:, None] == torch.arange(num_experts, device=experts.device)
+    positions = (is_chosen.cumsum(0) * is_chosen).sum(1) - 1
+    return positions.view(experts.shape).int(), is_chosen.sum(0).int()
+
+
+def find_starts(buffer: SymmBuffer, counts: torch.Tensor) -> torch.Tensor:
+    """Return the first row of each expert on its own GPU, int64 [experts]."""
+    rows = ceil_div(counts.long(), buffer.alignment) * buffer.alignment
+    per_rank = rows.view(buffer.num_ranks, buffer.num_local_experts)
+    return (per_rank.cumsum(1) - per_rank).flatten()
+
+
+def pull(buffer: SymmBuffer, routing: Routing) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return what a product of this GPU's experts takes: (tokens float8_e4m3fn [rows, hidden], their scales float32,
+    MN-major [rows, hidden / 128], the end of each expert's rows int32 [local experts]). Rows of no token are undefined.
+    """
+    rows = torch.empty(buffer.num_rows, buffer.hidden, dtype=torch.float8_e4m3fn, device=buffer.buffer.device)
+    blocks, pitch = buffer.x_sf.shape[1], align(buffer.num_rows, 4)
+    scales = torch.empty_strided((buffer.num_rows, blocks), (1, pitch), dtype=torch.float32, device=rows.device)
+    first_expert = buffer.rank * buffer.num_local_experts
+    counts = routing.counts[first_expert : first_expert + buffer.num_local_experts]
+    if not _runs_kernels(rows):
+        return pull_by_formula(buffer, routing, rows, scales)
+    ends = torch.empty_like(counts)
+    ranks, tokens, top_k = routing.experts.shape
+    ctas = min(ceil_div(ranks * tokens, _WARPS), _count_sms(rows) * _CTAS_PER_SM)
+    get_kernel("mega_pull", _THREADS)(
+        ctas, buffer.addresses, routing.experts, routing.positions, counts, rows, scales, ends, buffer.offset("x"),
+        buffer.offset("x_sf"), pitch, ranks, tokens, top_k, buffer.hidden, routing.first, first_expert,
+        buffer.num_local_experts, buffer.alignment,
+    )  # fmt: skip
+    return rows, scales, ends
+
+
+def pull_by_formula(
+    buffer: SymmBuffer, routing: Routing, rows: torch.Tensor, scales: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Fill rows and scales; return them with the ends."""
+    first_expert, local = buffer.rank * buffer.num_local_experts, buffer.num_local_experts
+    starts = find_starts(buffer, routing.counts)
+    is_own = (routing.experts >= first_expert) & (routing.experts < first_expert + local)
+    ranks, tokens, _ = torch.where(is_own)
+    targets = starts[routing.experts[is_own]] + routing.positions[is_own]
+    for rank in range(buffer.num_ranks):
+        chosen = ranks == rank
+        sources, places = tokens[chosen] + routing.first, targets[chosen]
+        rows.view(torch.uint8)[places] = buffer.view("x", rank).view(torch.uint8)[sources]
+        scales[places] = buffer.view("x_sf", rank)[sources]
+    own = slice(first_expert, first_expert + local)
+    return rows, get_mn_major_tma_aligned_tensor(scales), (starts[own] + routing.counts[own]).int()
+
+
+def combine(buffer: SymmBuffer, routing: Routing, y: torch.Tensor) -> None:
+    """Write the sums of what the experts made of this GPU's tokens into y, BF16 [tokens, hidden]: the first tokens of
+    the routing.
+    """
+    tokens, first = len(y), routing.first
+    if not tokens:
+        return
+    if not _runs_kernels(y):
+        y.copy_(combine_by_formula(buffer, routing, tokens))
+        return
+    experts, positions = routing.experts[buffer.rank], routing.positions[buffer.rank]
+    get_kernel("mega_combine", _THREADS)(
+        tokens, buffer.addresses, experts, buffer.topk_weights[first:], positions, routing.counts, y,
+        buffer.offset("rows"), tokens, buffer.num_topk, buffer.hidden, buffer.num_experts, buffer.num_local_experts,
+        buffer.alignment,
+    )  # fmt: skip
+
+
+def combine_by_formula(buffer: SymmBuffer, routing: Routing, tokens: int) -> torch.Tensor:
+    """Return the sums of `tokens` tokens: in FP32, one choice after the other, rounded to BF16 in the end."""
+    experts, positions = (part[buffer.rank, :tokens] for part in (routing.experts, routing.positions))
+    weights = buffer.topk_weights[routing.first : routing.first + tokens]
+    is_chosen = (experts >= 0) & (experts < buffer.num_experts)
+    known = experts.where(is_chosen, 0)
+    places = (find_starts(buffer, routing.counts)[known] + positions).where(is_chosen, 0)
+    every = torch.stack([buffer.view("rows", rank) for rank in range(buffer.num_ranks)])
+    sums = torch.zeros(tokens, buffer.hidden, device=experts.device)
+    for choice in range(experts.shape[1]):
+        rows = every[known[:, choice] // buffer.num_local_experts, places[:, choice]].float()
+        sums += torch.where(is_chosen[:, choice, None], weights[:, choice, None] * rows, 0.0)
+    return sums.bfloat16()

@@ -1,0 +1,149 @@
+"""A layer of experts across GPUs, from FP8 tokens in their shared memory to BF16 sums:
+
+    y[t] = sum over choices j of weight[t, j] * down[e] @ (silu(gate[e] @ x[t]) * (up[e] @ x[t])), e = expert[t, j]
+
+Every GPU brings the tokens of all that chose its experts, runs the two grouped products on them, and leaves the rows
+where their owners add them up. GPUs meet twice: when all have filled their buffers, and when all rows are there.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from deep_gemm.cast_kernels import RUN
+from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
+from deep_gemm.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.mega import dispatch
+from deep_gemm.mega.buffer import SymmBuffer
+from deep_gemm.mega.operands import Weight, check_weights
+from deep_gemm.operands import check_flag, check_tensor, shorten
+from deep_gemm.ops import FUNCTIONS
+from deep_gemm.quantize import SCALE_BLOCK, check_limit, swiglu_per_token_cast_to_fp8
+
+RECIPE = (SCALE_BLOCK,) * 3
+#: Scales of the first layer -> (their version, scales of its rows in turn).
+_row_scales: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def fp8_mega_moe(
+    y: torch.Tensor,
+    l1_weights: Weight,
+    l2_weights: Weight,
+    sym_buffer: SymmBuffer,
+    cumulative_local_expert_recv_stats: torch.Tensor | None = None,
+    recipe: Sequence[int] = RECIPE,
+    activation: str = "swiglu",
+    activation_clamp: float | None = None,
+    fast_math: bool = True,
+) -> None:
+    """Write the sums of every token's experts into y. All processes of the group call it together.
+
+    Args:
+        y: BF16 [tokens, hidden], of as many tokens as this GPU has, contiguous; what the buffer holds behind them
+            chooses nobody afterwards.
+        l1_weights, l2_weights: of this GPU's experts, as transform_weights_for_mega_moe_sm90 returns them.
+        sym_buffer: filled by mega_moe_pre_dispatch_sm90, or by hand.
+        cumulative_local_expert_recv_stats: int32 [local experts], to which the tokens of each are added.
+        recipe: (128, 128, 128), what shares a scale. activation: "swiglu".
+        activation_clamp: gates are limited to at most this, ups to its magnitude, before the activation.
+        fast_math: accepted; the activation is exact to FP32's last bits either way.
+
+    Between both products numbers are rounded to BF16, then quantised with a scale for 128 of them. CUDA graphs can hold
+    the call.
+    Raises: ArgumentError, ShapeError, DtypeError, LayoutError, DeviceError.
+    """
+    check_flag("fast_math", fast_math)
+    check_limit("activation_clamp", activation_clamp)
+    _check(y, l1_weights, l2_weights, sym_buffer, recipe, activation)
+    _check_stats(cumulative_local_expert_recv_stats, sym_buffer)
+    sym_buffer.topk_idx[len(y) :].fill_(-1)
+    weights = (l1_weights[0], _spread_scales(l1_weights[1])), l2_weights
+    step = sym_buffer.tokens_at_once
+    for first in range(0, sym_buffer.num_max_tokens_per_rank, step):
+        last = min(first + step, sym_buffer.num_max_tokens_per_rank)
+        routing = _run_part(y[first:last], weights, sym_buffer, first, last, activation_clamp)
+        if cumulative_local_expert_recv_stats is not None:
+            own = sym_buffer.rank * sym_buffer.num_local_experts
+            counts = routing.counts[own : own + sym_buffer.num_local_experts]
+            cumulative_local_expert_recv_stats.add_(counts)
+
+
+def _run_part(
+    y: torch.Tensor, weights: tuple[Weight, Weight], buffer: SymmBuffer, first: int, last: int, limit: float | None
+) -> dispatch.Routing:
+    """Run tokens first .. last - 1 of every GPU; y is of those among them that this one has."""
+    buffer.meet()  # all have filled their buffers, and none still reads the rows of the part before
+    routing = dispatch.place(dispatch.read_choices(buffer, first, last), first, buffer.num_experts)
+    rows, scales, ends = dispatch.pull(buffer, routing)
+    multiply = FUNCTIONS["m_grouped_fp8_gemm_nt_contiguous"]
+    hidden = torch.empty(len(rows), 2 * buffer.intermediate_hidden, dtype=torch.bfloat16, device=rows.device)
+    multiply((rows, scales), weights[0], hidden, ends, recipe=(1, 1, SCALE_BLOCK), use_psum_layout=True)
+    activated, inner_scales = swiglu_per_token_cast_to_fp8(
+        hidden[None], False, masked_m=ends[-1:], scales="mn_major", limit=limit, is_interleaved=True
+    )
+    multiply((activated[0], inner_scales[0]), weights[1], buffer.view("rows"), ends, use_psum_layout=True)
+    buffer.meet()  # all rows are there
+    dispatch.combine(buffer, routing, y)
+    return routing
+
+
+def _spread_scales(scales: torch.Tensor) -> torch.Tensor:
+    """Return the scales of the first layer's rows in turn, [experts, rows, hidden / 128] in the layout that products
+    prefer, from those of its blocks, which are in the order of gates and ups. They are kept as long as `scales`.
+    """
+    version, kept = _row_scales.get(scales, (None, None))
+    if kept is not None and version == scales._version:
+        return kept
+    experts, blocks, columns = scales.shape
+    halves = scales.reshape(experts, 2, blocks // 2, columns).transpose(1, 2)
+    runs = halves[:, :, None, :, None].expand(-1, -1, SCALE_BLOCK // RUN, -1, RUN, -1)
+    spread = get_mn_major_tma_aligned_tensor(runs.reshape(experts, blocks * SCALE_BLOCK, columns))
+    _row_scales[scales] = scales._version, spread
+    return spread
+
+
+def _check(y: Any, l1: Any, l2: Any, buffer: Any, recipe: Any, activation: Any) -> None:
+    if not isinstance(buffer, SymmBuffer):
+        raise ArgumentError(f"sym_buffer = {shorten(buffer)}: must be a SymmBuffer; make one.")
+    if buffer.group is None:
+        raise ArgumentError("sym_buffer: its memory was given back by destroy(); make another one.")
+    if not isinstance(recipe, Sequence) or tuple(recipe) != RECIPE:
+        raise ArgumentError(f"recipe = {shorten(recipe)}: weights of SM90 have scales of {RECIPE}; pass that.")
+    if activation != "swiglu":
+        raise ArgumentError(f"activation = {shorten(activation)}: the layer has swiglu; pass 'swiglu'.")
+    check_weights(l1, l2)
+    wanted = [buffer.num_local_experts, buffer.hidden, buffer.intermediate_hidden]
+    if list(l2[0].shape) != wanted:
+        raise ShapeError(
+            f"l2_weights.shape = {list(l2[0].shape)}: must be {wanted} for this buffer; pass such weights."
+        )
+    _check_result(y, buffer)
+    for name, tensor in (("y", y), ("l1_weights", l1[0]), ("l2_weights", l2[0])):
+        if tensor.device != buffer.buffer.device:
+            raise DeviceError(f"{name} is on {tensor.device}, the buffer on {buffer.buffer.device}; move it there.")
+
+
+def _check_result(y: Any, buffer: SymmBuffer) -> None:
+    check_tensor("y", y)
+    if y.dtype != torch.bfloat16:
+        raise DtypeError(f"y.dtype = {y.dtype}: must be bfloat16; pass such a tensor.")
+    if y.dim() != 2 or y.shape[1] != buffer.hidden or len(y) > buffer.num_max_tokens_per_rank:
+        raise ShapeError(
+            f"y.shape = {list(y.shape)}: must be [tokens, {buffer.hidden}], at most {buffer.num_max_tokens_per_rank} of"
+            " them in this buffer; make a larger one."
+        )
+    if not y.is_contiguous():
+        raise LayoutError(f"y.stride() = {y.stride()}: must be contiguous; pass such a tensor.")
+
+
+def _check_stats(stats: Any, buffer: SymmBuffer) -> None:
+    if stats is None:
+        return
+    check_tensor("cumulative_local_expert_recv_stats", stats)
+    if stats.dtype != torch.int32 or stats.shape != (buffer.num_local_experts,) or stats.device != buffer.buffer.device:
+        raise ShapeError(
+            f"cumulative_local_expert_recv_stats = {stats.dtype} {list(stats.shape)} on {stats.device}: must be int32"
+            f" [{buffer.num_local_experts}] on {buffer.buffer.device}; pass a number for each expert of this GPU."
+        )

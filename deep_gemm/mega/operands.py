@@ -1,0 +1,142 @@
+"""What a layer of experts across GPUs takes: weights, and a step's tokens in the shared memory."""
+
+import torch
+
+from deep_gemm import cast_kernels, planned
+from deep_gemm.cast_kernels import RUN
+from deep_gemm.errors import ArgumentError, DtypeError, LayoutError, ShapeError
+from deep_gemm.operands import check_integer, check_tensor, shorten
+from deep_gemm.quantize import SCALE_BLOCK, per_token_cast_to_fp8
+
+#: FP8 numbers and their scales, one for a block of 128 x 128.
+Weight = tuple[torch.Tensor, torch.Tensor]
+
+
+def transform_weights_for_mega_moe_sm90(l1_weights: Weight, l2_weights: Weight) -> tuple[Weight, Weight]:
+    """Return the weights as fp8_mega_moe takes them: gates and ups of the first layer in turn, 8 rows of each.
+
+    Args:
+        l1_weights: float8_e4m3fn [experts, 2 * intermediate, hidden], gates first, and float32 scales [experts, 2 *
+            intermediate / 128, hidden / 128], which stay in their order.
+        l2_weights: float8_e4m3fn [experts, hidden, intermediate] and its scales; returned as they are.
+
+    Raises: ArgumentError, ShapeError, DtypeError, LayoutError for others.
+    """
+    check_weights(l1_weights, l2_weights)
+    data, scales = l1_weights
+    experts, rows, hidden = data.shape
+    parts = data.view(torch.uint8).view(experts, 2, rows // (2 * RUN), RUN, hidden)
+    in_turn = parts.transpose(1, 2).contiguous().view(experts, rows, hidden)
+    return (in_turn.view(data.dtype), scales), l2_weights
+
+
+def check_weights(l1_weights: Weight, l2_weights: Weight) -> None:
+    """Refuse weights that do not fit together.
+
+    Raises: ArgumentError, ShapeError, DtypeError, LayoutError.
+    """
+    for name, pair in (("l1_weights", l1_weights), ("l2_weights", l2_weights)):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise ArgumentError(f"{name} = {shorten(pair)}: must be a pair (data, scales); pass such a tuple.")
+        _check_weight(name, *pair)
+    experts, hidden, intermediate = l2_weights[0].shape
+    if l1_weights[0].shape != (experts, 2 * intermediate, hidden):
+        raise ShapeError(
+            f"l1_weights.shape = {list(l1_weights[0].shape)}: must be {[experts, 2 * intermediate, hidden]} with"
+            f" l2_weights of {[experts, hidden, intermediate]}; pass layers that fit."
+        )
+
+
+def _check_weight(name: str, data: torch.Tensor, scales: torch.Tensor) -> None:
+    check_tensor(name, data)
+    check_tensor(name, scales)
+    if data.dtype != torch.float8_e4m3fn or scales.dtype != torch.float32:
+        raise DtypeError(
+            f"{name} = ({data.dtype}, {scales.dtype}): must be float8_e4m3fn with float32 scales; quantise it by"
+            " per_block_cast_to_fp8(weight, False)."
+        )
+    if data.dim() != 3 or any(size % SCALE_BLOCK for size in data.shape[1:]):
+        raise ShapeError(
+            f"{name}.shape = {list(data.shape)}: must be [experts, n, k], n and k multiples of {SCALE_BLOCK}; pad it."
+        )
+    wanted = [data.shape[0], *(size // SCALE_BLOCK for size in data.shape[1:])]
+    if list(scales.shape) != wanted:
+        raise ShapeError(
+            f"scales of {name}.shape = {list(scales.shape)}: must be {wanted}, one for each block; pass those of"
+            " per_block_cast_to_fp8."
+        )
+    if not data.is_contiguous():
+        raise LayoutError(f"{name}.stride() = {data.stride()}: must be contiguous; call .contiguous().")
+
+
+def mega_moe_pre_dispatch_sm90(
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
+    buf_x: torch.Tensor,
+    buf_x_sf: torch.Tensor,
+    buf_topk_idx: torch.Tensor,
+    buf_topk_weights: torch.Tensor,
+    num_tokens: int,
+    group_size: int = SCALE_BLOCK,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """Quantise tokens into the shared memory, as per_token_cast_to_fp8 does, beside their choices of experts and the
+    weights of these times `routed_scaling_factor`. Tokens behind the last one choose nobody.
+
+    Args:
+        x: BF16 [num_tokens, hidden].
+        topk_idx: int32 or int64 [num_tokens, choices], -1 for none. topk_weights: float32 of that shape.
+        buf_x, buf_x_sf, buf_topk_idx, buf_topk_weights: the tensors of a SymmBuffer.
+        group_size: 128.
+
+    Raises: ArgumentError, ShapeError, DtypeError.
+    """
+    num_tokens = check_integer("num_tokens", num_tokens)
+    if group_size != SCALE_BLOCK:
+        raise ArgumentError(f"group_size = {shorten(group_size)}: {SCALE_BLOCK} features share a scale; pass that.")
+    if type(routed_scaling_factor) not in (int, float):
+        raise ArgumentError(f"routed_scaling_factor = {shorten(routed_scaling_factor)}: must be a number; pass one.")
+    _check_tokens(x, topk_idx, topk_weights, num_tokens, buf_x, buf_topk_idx)
+    if num_tokens:
+        if _cast_into(x, buf_x, buf_x_sf, num_tokens) is NotImplemented:
+            data, scales = per_token_cast_to_fp8(x[:num_tokens], False)
+            buf_x[:num_tokens].view(torch.uint8).copy_(data.view(torch.uint8))
+            buf_x_sf[:num_tokens].copy_(scales)
+        buf_topk_idx[:num_tokens].copy_(topk_idx[:num_tokens])
+        torch.mul(topk_weights[:num_tokens], routed_scaling_factor, out=buf_topk_weights[:num_tokens])
+    buf_topk_idx[num_tokens:].fill_(-1)
+
+
+def _check_tokens(x, topk_idx, topk_weights, num_tokens: int, buf_x, buf_topk_idx) -> None:
+    for name, tensor in (("x", x), ("topk_idx", topk_idx), ("topk_weights", topk_weights)):
+        check_tensor(name, tensor)
+    if x.dtype != torch.bfloat16 or topk_weights.dtype != torch.float32:
+        raise DtypeError(
+            f"x, topk_weights = {x.dtype}, {topk_weights.dtype}: must be bfloat16 and float32; convert them by .to()."
+        )
+    if topk_idx.dtype not in (torch.int32, torch.int64):
+        raise DtypeError(f"topk_idx.dtype = {topk_idx.dtype}: must be int32 or int64; convert it by .int().")
+    wanted = {"x": (x, buf_x), "topk_idx": (topk_idx, buf_topk_idx), "topk_weights": (topk_weights, buf_topk_idx)}
+    for name, (tensor, buffer) in wanted.items():
+        if tensor.dim() != 2 or tensor.shape[0] < num_tokens or tensor.shape[1] != buffer.shape[1]:
+            raise ShapeError(
+                f"{name}.shape = {list(tensor.shape)}: must be [{num_tokens}, {buffer.shape[1]}] for num_tokens ="
+                f" {num_tokens} and this buffer; pass a row for each token."
+            )
+    if num_tokens > buf_x.shape[0]:
+        raise ShapeError(
+            f"num_tokens = {num_tokens}: the buffer has room for {buf_x.shape[0]}; make it with a larger"
+            " num_max_tokens_per_rank."
+        )
+
+
+def _plan_cast(x, buf_x, buf_x_sf, num_tokens: int) -> planned.Plan | None:
+    """Plan the cast of the first rows of argument 0 into arguments 1 and 2."""
+    if not buf_x.is_contiguous() or not buf_x_sf.is_contiguous():
+        return None
+    plan = cast_kernels.plan_rows(x[:num_tokens], SCALE_BLOCK, False)
+    return plan and planned.write_to(plan, (planned.argument(1), planned.argument(2)))
+
+
+_cast_into = planned.make_call("mega_moe_pre_dispatch_sm90", _plan_cast, (1, 2))

@@ -1,0 +1,222 @@
+"""A layer of experts across processes: its results, what it refuses, and the memory that processes share."""
+
+import os
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import deep_gemm
+from deep_gemm import quantize
+from deep_gemm.errors import ArgumentError, DtypeError, LayoutError, ShapeError
+from deep_gemm.mega import buffer as memory
+from deep_gemm.mega import layer
+from tests.fakes.mega import FakeGroup, link_buffers, run_together
+from tests.fakes.operands import one_thread
+from tests.gpu.mega_operands import choose, fill, make_weights, multiply_experts, prepare
+
+EXPERTS, HIDDEN, INTERMEDIATE, TOP_K = 6, 256, 128, 3
+
+
+@pytest.fixture(autouse=True)
+def quiet_torch():
+    torch.manual_seed(3)
+    with one_thread():
+        yield
+
+
+def run_layer(num_ranks: int, tokens: list[int], room: int, limit: float | None = None) -> None:
+    """Run the layer twice on so many processes, each with its tokens, and compare."""
+    buffers = link_buffers(num_ranks, EXPERTS, room, TOP_K, HIDDEN, INTERMEDIATE)
+    layers, local = make_weights(EXPERTS, HIDDEN, INTERMEDIATE), EXPERTS // num_ranks
+    weights = [prepare(layers, slice(rank * local, (rank + 1) * local)) for rank in range(num_ranks)]
+    stats = torch.zeros(EXPERTS, dtype=torch.int32).view(num_ranks, local)
+    wanted_stats = torch.zeros(EXPERTS, dtype=torch.int64)
+    for counts in (tokens, tokens[::-1]):
+        inputs = [(torch.randn(count, HIDDEN).bfloat16(), *choose(count, EXPERTS, TOP_K)) for count in counts]
+
+        def run(buffer, inputs=inputs):
+            x, chosen, factors = inputs[buffer.rank]
+            fill(buffer, x, chosen, factors)
+            y = torch.full((len(x), HIDDEN), torch.nan, dtype=torch.bfloat16)
+            deep_gemm.fp8_mega_moe(
+                y, *weights[buffer.rank], buffer, stats[buffer.rank], recipe=(128, 128, 128), activation="swiglu",
+                activation_clamp=limit, fast_math=True,
+            )  # fmt: skip
+            return y
+
+        for y, (x, chosen, factors) in zip(run_together(buffers, run), inputs, strict=True):
+            wanted = multiply_experts(x, chosen, factors, layers, limit)
+            assert torch.allclose(y.float(), wanted, rtol=2.0**-6, atol=2.0**-6)
+            wanted_stats += torch.bincount(chosen[chosen >= 0].long(), minlength=EXPERTS)
+    assert stats.flatten().tolist() == wanted_stats.tolist()
+
+
+@pytest.mark.parametrize("num_ranks, tokens, room", [(1, [37], 40), (3, [5, 0, 9], 16)])
+def test_the_sums_of_every_token(num_ranks, tokens, room):
+    """Processes with fewer tokens than others or none; the second step has fewer of them than the first."""
+    run_layer(num_ranks, tokens, room)
+
+
+def test_many_tokens_take_turns(monkeypatch):
+    """In parts whose rows fit, with a limit of gates and ups."""
+    monkeypatch.setattr(memory, "MOST_ROWS", 2 * TOP_K * 8)
+    assert link_buffers(2, EXPERTS, 20, TOP_K, HIDDEN, INTERMEDIATE)[0].tokens_at_once == 8
+    run_layer(2, [20, 11], 20, limit=0.5)
+
+
+def test_the_weights_of_the_first_layer_lie_in_turn():
+    pairs = [deep_gemm.per_block_cast_to_fp8(one, False) for one in make_weights(2, 256, 128)]
+    (data, scales), second = deep_gemm.transform_weights_for_mega_moe_sm90(*pairs)
+    given = pairs[0][0].float()
+    assert torch.equal(data.float()[:, 16:24], given[:, 8:16]) and torch.equal(
+        data.float()[:, 24:32], given[:, 136:144]
+    )
+    assert scales is pairs[0][1] and second is pairs[1]
+    rows = layer._spread_scales(scales)
+    assert torch.equal(rows[:, :8], scales[:, :1].expand(-1, 8, -1))
+    assert torch.equal(rows[:, 8:16], scales[:, 1:].expand(-1, 8, -1))
+    assert layer._spread_scales(scales) is rows
+    scales.mul_(2)  # new weights in the same memory
+    assert torch.equal(layer._spread_scales(scales), rows * 2)
+
+
+def test_a_buffer_has_room_for_what_any_routing_needs():
+    """All tokens of all processes choose experts of one."""
+    buffer = deep_gemm.get_symm_buffer_for_sm90_mega_moe(FakeGroup(0, 1), 4, 100, 2, 128, 128)
+    assert buffer.num_max_tokens_per_rank == 128 and buffer.num_rows >= 128 * 2 + 4 * 127 - 127
+    assert buffer.topk_idx.eq(-1).all() and buffer.x.shape == (128, 128) and buffer.x_sf.shape == (128, 1)
+    assert buffer.topk_weights.dtype is torch.float32 and buffer.topk_idx.dtype is torch.int64
+    buffer.destroy()
+    assert buffer.handle is None and not hasattr(buffer, "x")
+
+
+def test_casts_into_a_buffer_are_those_of_tokens():
+    buffer = memory.SymmBuffer(FakeGroup(0, 1), 4, 8, 2, 256, 128)
+    x, (chosen, weights) = torch.randn(5, 256).bfloat16(), choose(5, 4, 2)
+    buffer.topk_idx.fill_(3)
+    deep_gemm.mega_moe_pre_dispatch_sm90(
+        x, chosen, weights, buffer.x, buffer.x_sf, buffer.topk_idx, buffer.topk_weights, 5, routed_scaling_factor=2.5
+    )
+    data, scales = quantize.per_token_cast_to_fp8(x, False)
+    assert torch.equal(buffer.x[:5].float(), data.float()) and torch.equal(buffer.x_sf[:5], scales)
+    assert torch.equal(buffer.topk_weights[:5], weights * 2.5)
+    assert buffer.topk_idx[:5].tolist() == chosen.tolist() and buffer.topk_idx[5:].eq(-1).all()
+
+
+SIZES = {"num_experts": 4, "num_max_tokens_per_rank": 8, "num_topk": 2, "hidden": 256, "intermediate_hidden": 128}
+
+
+@pytest.mark.parametrize(
+    "changed, error, message",
+    [
+        ({"num_experts": 3}, ShapeError, "num_experts = 3: must be a multiple of the 2 processes"),
+        ({"num_topk": 33}, ShapeError, "num_topk = 33: must be at most 32"),
+        ({"hidden": 200}, ShapeError, "hidden = 200: must be a multiple of 128"),
+        ({"num_max_tokens_per_rank": 0}, ArgumentError, "num_max_tokens_per_rank = 0"),
+        ({"activation": "gelu"}, ArgumentError, "activation = 'gelu'"),
+        ({"num_shared_experts": 1}, ArgumentError, "num_shared_experts = 1"),
+        ({"mma_type": "fp8xfp4"}, ArgumentError, "mma_type = 'fp8xfp4'"),
+        ({"group": None}, ArgumentError, "group = None: must be a process group"),
+    ],
+)
+def test_sizes_that_no_buffer_has(changed, error, message):
+    with pytest.raises(error, match=message):
+        deep_gemm.get_symm_buffer_for_mega_moe(**{"group": FakeGroup(0, 2), **SIZES, **changed})
+
+
+def make_call() -> dict:
+    """Return the arguments of a call that is right."""
+    buffer = memory.SymmBuffer(FakeGroup(0, 1), *SIZES.values())
+    l1, l2 = prepare(make_weights(4, 256, 128))
+    return {"y": torch.zeros(4, 256, dtype=torch.bfloat16), "l1_weights": l1, "l2_weights": l2, "sym_buffer": buffer}
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        (lambda call: {"y": call["y"].float()}, DtypeError, "y.dtype = torch.float32"),
+        (lambda call: {"y": call["y"][:, :128]}, ShapeError, r"y.shape = \[4, 128\]"),
+        (lambda call: {"y": torch.zeros(9, 256, dtype=torch.bfloat16)}, ShapeError, r"\[9, 256\]: .* at most 8"),
+        (lambda call: {"y": torch.zeros(4, 512, dtype=torch.bfloat16)[:, ::2]}, LayoutError, "y.stride()"),
+        (lambda call: {"l1_weights": call["l2_weights"]}, ShapeError, r"l1_weights.shape = \[4, 256, 128\]"),
+        (lambda call: {"l1_weights": call["l1_weights"][0]}, ArgumentError, "l1_weights = .*: must be a pair"),
+        (
+            lambda call: {"l1_weights": tuple(one[:2] for one in call["l1_weights"]),
+                          "l2_weights": tuple(one[:2] for one in call["l2_weights"])},
+            ShapeError, r"l2_weights.shape = \[2, 256, 128\]: must be \[4, 256, 128\]",
+        ),
+        (lambda call: {"sym_buffer": None}, ArgumentError, "sym_buffer = None"),
+        (lambda call: {"recipe": (1, 1, 32)}, ArgumentError, r"recipe = \(1, 1, 32\)"),
+        (lambda call: {"activation": "gelu"}, ArgumentError, "activation = 'gelu'"),
+        (lambda call: {"activation_clamp": -1.0}, ArgumentError, "activation_clamp = -1.0"),
+        (lambda call: {"cumulative_local_expert_recv_stats": torch.zeros(4)}, ShapeError, "stats = torch.float32"),
+    ],
+)  # fmt: skip
+def test_calls_that_are_refused(change, error, message):
+    """Before anything is written."""
+    call = make_call()
+    call["sym_buffer"].topk_idx.fill_(1)
+    with pytest.raises(error, match=message):
+        deep_gemm.fp8_mega_moe(**{**call, **change(call)})
+    assert call["sym_buffer"].topk_idx.eq(1).all()
+
+
+def test_a_buffer_that_was_destroyed_is_refused():
+    call = make_call()
+    call["sym_buffer"].destroy()
+    with pytest.raises(ArgumentError, match="given back by destroy"):
+        deep_gemm.fp8_mega_moe(**call)
+
+
+@pytest.mark.parametrize(
+    "changed, error, message",
+    [
+        ({"x": torch.zeros(4, 256)}, DtypeError, "x, topk_weights = torch.float32"),
+        ({"topk_idx": torch.zeros(4, 2)}, DtypeError, "topk_idx.dtype = torch.float32"),
+        ({"topk_idx": torch.zeros(4, 3).int()}, ShapeError, r"topk_idx.shape = \[4, 3\]: must be \[4, 2\]"),
+        ({"num_tokens": 5}, ShapeError, r"x.shape = \[4, 256\]: must be \[5, 256\]"),
+        ({"group_size": 32}, ArgumentError, "group_size = 32"),
+        ({"routed_scaling_factor": "2"}, ArgumentError, "routed_scaling_factor = '2'"),
+    ],
+)
+def test_tokens_that_are_refused(changed, error, message):
+    buffer = memory.SymmBuffer(FakeGroup(0, 1), *SIZES.values())
+    given = {
+        "x": torch.zeros(4, 256).bfloat16(), "topk_idx": torch.zeros(4, 2).int(), "topk_weights": torch.zeros(4, 2),
+        "buf_x": buffer.x, "buf_x_sf": buffer.x_sf, "buf_topk_idx": buffer.topk_idx,
+        "buf_topk_weights": buffer.topk_weights, "num_tokens": 4,
+    }  # fmt: skip
+    with pytest.raises(error, match=message):
+        deep_gemm.mega_moe_pre_dispatch_sm90(**{**given, **changed})
+    assert buffer.topk_idx.eq(-1).all()
+
+
+def _run_process(rank: int, port: int, failed) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    torch.manual_seed(5)
+    layers = make_weights(EXPERTS, HIDDEN, INTERMEDIATE)
+    inputs = [(torch.randn(n, HIDDEN).bfloat16(), *choose(n, EXPERTS, TOP_K)) for n in (7, 4)]
+    buffer = deep_gemm.get_symm_buffer_for_mega_moe(
+        dist.group.WORLD, EXPERTS, 8, TOP_K, HIDDEN, INTERMEDIATE, use_fp8_dispatch=True, activation="swiglu"
+    )
+    fill(buffer, *inputs[rank])
+    y = torch.full((len(inputs[rank][0]), HIDDEN), torch.nan, dtype=torch.bfloat16)
+    deep_gemm.fp8_mega_moe(y, *prepare(layers, slice(3 * rank, 3 * rank + 3)), buffer)
+    if not torch.allclose(y.float(), multiply_experts(*inputs[rank], layers), rtol=2.0**-6, atol=2.0**-6):
+        failed.value = 1
+    dist.destroy_process_group()
+
+
+@pytest.mark.full
+def test_two_processes():
+    """Memory that is exchanged by the process group, as without GPUs."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = torch.multiprocessing.get_context("spawn")
+    failed = context.Value("i", 0)
+    torch.multiprocessing.spawn(_run_process, (port, failed), nprocs=2)
+    assert failed.value == 0

@@ -1,0 +1,41 @@
+"""Defects that are planted into layers of experts across GPUs and into their kernels; see run.py."""
+
+from tests.mutation.defects import Defects
+
+_HEADERS = "deep_gemm/include/deep_gemm"
+
+MEGA_DEFECTS: Defects = {
+    ("deep_gemm/mega/dispatch.py", "tests/cpu/ops/test_mega.py"): [
+        ("(is_chosen.cumsum(0) * is_chosen).sum(1) - 1", "(is_chosen.cumsum(0) * is_chosen).sum(1)"),
+        ("    return (per_rank.cumsum(1) - per_rank).flatten()", "    return per_rank.cumsum(1).flatten()"),
+        ("tokens[chosen] + routing.first, targets", "tokens[chosen], targets"),
+        ("known[:, choice] // buffer.num_local_experts, places", "0 * known[:, choice], places"),
+    ],
+    ("deep_gemm/mega/layer.py", "tests/cpu/ops/test_mega.py"): [
+        ("    sym_buffer.topk_idx[len(y) :].fill_(-1)\n", ""),
+        ("if kept is not None and version == scales._version:", "if kept is not None:"),
+        ("limit=limit, is_interleaved=True", "limit=limit, is_interleaved=False"),
+        ("    buffer.meet()  # all rows are there\n", ""),
+        ("    _check_stats(cumulative_local_expert_recv_stats, sym_buffer)\n", ""),
+    ],
+    ("deep_gemm/mega/operands.py", "tests/cpu/ops/test_mega.py"): [
+        ("parts.transpose(1, 2).contiguous()", "parts.contiguous()"),
+        ("    buf_topk_idx[num_tokens:].fill_(-1)\n", ""),
+    ],
+    ("deep_gemm/mega/buffer.py", "tests/cpu/ops/test_mega.py"): [
+        ("most = choices + min(self.num_local_experts, choices) * (self.alignment - 1)", "most = choices"),
+        ("        self.topk_idx.fill_(-1)\n", ""),
+    ],
+    (f"{_HEADERS}/mega_place.cuh", "tests/cpu/emulator/test_emulated_mega.py"): [
+        ("__popc(lanes & ((1u << lane) - 1))", "__popc(lanes & ((2u << lane) - 1))"),
+        ("before += i < warp ? counted[i] : 0;", "before += i <= warp ? counted[i] : 0;"),
+    ],
+    (f"{_HEADERS}/mega_pull.cuh", "tests/cpu/emulator/test_emulated_mega.py"): [
+        ("place = first_token + token % tokens", "place = token % tokens"),
+        ("expert < i64(local);", "expert <= i64(local);"),
+    ],
+    (f"{_HEADERS}/mega_combine.cuh", "tests/cpu/emulator/test_emulated_mega.py"): [
+        ("if (expert < 0 || expert >= i64(num_experts)) return 0;", "if (expert < 0) return 0;"),
+        ("        __syncthreads();\n", ""),
+    ],
+}
