@@ -38,6 +38,7 @@ class SymmBuffer:
         hidden, intermediate_hidden: features of a token and inside an expert, multiples of 128.
         use_fp8_dispatch, activation, num_shared_experts, mma_type: what other kernels have; True, "swiglu", 0 and None
             or "fp8xfp8" here.
+        device: of the memory; by default the current GPU, or the CPU where there is none.
 
     Attributes: `x` float8_e4m3fn [tokens, hidden], `x_sf` float32 [tokens, hidden / 128], `topk_idx` int64 and
         `topk_weights` float32 [tokens, num_topk]: what the caller fills; experts are counted over all GPUs, and -1 is
@@ -57,6 +58,8 @@ class SymmBuffer:
         activation: str = "swiglu",
         num_shared_experts: int = 0,
         mma_type: str | None = None,
+        *,
+        device: torch.device | None = None,
     ):
         _check_form(use_fp8_dispatch, activation, num_shared_experts, mma_type)
         self.group, self.rank, self.num_ranks = group, *_read_group(group)
@@ -68,7 +71,7 @@ class SymmBuffer:
         self.num_local_experts = self.num_experts // self.num_ranks
         self.alignment = get_mk_alignment_for_contiguous_layout()
         self.num_bytes, self._regions = self._lay_out()
-        self.buffer, self.handle = self._take_memory()
+        self.buffer, self.handle = self._take_memory(device or _find_device())
         self._copies: list[torch.Tensor] = []  # of the others' memory, on the CPU
         addresses = [self.buffer.data_ptr()] if self.handle is None else list(self.handle.buffer_ptrs)
         self.addresses = torch.tensor(addresses, dtype=torch.int64, device=self.buffer.device)
@@ -88,6 +91,11 @@ class SymmBuffer:
             size = check_integer(name, getattr(self, name), 1)
             if size % SCALE_BLOCK:
                 raise ShapeError(f"{name} = {size}: must be a multiple of {SCALE_BLOCK}, which share a scale; pad it.")
+
+    @property
+    def own_experts(self) -> slice:
+        """The experts of this GPU among all."""
+        return slice(self.rank * self.num_local_experts, (self.rank + 1) * self.num_local_experts)
 
     @property
     def tokens_at_once(self) -> int:
@@ -117,8 +125,7 @@ class SymmBuffer:
             offset += align(math.prod(shape) * dtype.itemsize, REGION_ALIGNMENT)
         return offset, regions
 
-    def _take_memory(self) -> tuple[torch.Tensor, Any]:
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    def _take_memory(self, device: torch.device) -> tuple[torch.Tensor, Any]:
         if self.num_ranks == 1 or device.type == "cpu":
             return torch.zeros(self.num_bytes, dtype=torch.uint8, device=device), None
         try:
@@ -189,6 +196,10 @@ def get_symm_buffer_for_mega_moe(
         group, num_experts, tokens, num_topk, hidden, intermediate_hidden, use_fp8_dispatch, activation,
         num_shared_experts, mma_type,
     )  # fmt: skip
+
+
+def _find_device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def _read_group(group: Any) -> tuple[int, int]:

@@ -77,8 +77,7 @@ def pull(buffer: SymmBuffer, routing: Routing) -> tuple[torch.Tensor, torch.Tens
     rows = torch.empty(buffer.num_rows, buffer.hidden, dtype=torch.float8_e4m3fn, device=buffer.buffer.device)
     blocks, pitch = buffer.x_sf.shape[1], align(buffer.num_rows, 4)
     scales = torch.empty_strided((buffer.num_rows, blocks), (1, pitch), dtype=torch.float32, device=rows.device)
-    first_expert = buffer.rank * buffer.num_local_experts
-    counts = routing.counts[first_expert : first_expert + buffer.num_local_experts]
+    counts = routing.counts[buffer.own_experts]
     if not _runs_kernels(rows):
         return pull_by_formula(buffer, routing, rows, scales)
     ends = torch.empty_like(counts)
@@ -86,7 +85,7 @@ def pull(buffer: SymmBuffer, routing: Routing) -> tuple[torch.Tensor, torch.Tens
     ctas = min(ceil_div(ranks * tokens, _WARPS), _count_sms(rows) * _CTAS_PER_SM)
     get_kernel("mega_pull", _THREADS)(
         ctas, buffer.addresses, routing.experts, routing.positions, counts, rows, scales, ends, buffer.offset("x"),
-        buffer.offset("x_sf"), pitch, ranks, tokens, top_k, buffer.hidden, routing.first, first_expert,
+        buffer.offset("x_sf"), pitch, ranks, tokens, top_k, buffer.hidden, routing.first, buffer.own_experts.start,
         buffer.num_local_experts, buffer.alignment,
     )  # fmt: skip
     return rows, scales, ends
@@ -96,9 +95,8 @@ def pull_by_formula(
     buffer: SymmBuffer, routing: Routing, rows: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Fill rows and scales; return them with the ends."""
-    first_expert, local = buffer.rank * buffer.num_local_experts, buffer.num_local_experts
-    starts = find_starts(buffer, routing.counts)
-    is_own = (routing.experts >= first_expert) & (routing.experts < first_expert + local)
+    own, starts = buffer.own_experts, find_starts(buffer, routing.counts)
+    is_own = (routing.experts >= own.start) & (routing.experts < own.stop)
     ranks, tokens, _ = torch.where(is_own)
     targets = starts[routing.experts[is_own]] + routing.positions[is_own]
     for rank in range(buffer.num_ranks):
@@ -106,7 +104,6 @@ def pull_by_formula(
         sources, places = tokens[chosen] + routing.first, targets[chosen]
         rows.view(torch.uint8)[places] = buffer.view("x", rank).view(torch.uint8)[sources]
         scales[places] = buffer.view("x_sf", rank)[sources]
-    own = slice(first_expert, first_expert + local)
     return rows, get_mn_major_tma_aligned_tensor(scales), (starts[own] + routing.counts[own]).int()
 
 
@@ -123,8 +120,8 @@ def combine(buffer: SymmBuffer, routing: Routing, y: torch.Tensor) -> None:
     experts, positions = routing.experts[buffer.rank], routing.positions[buffer.rank]
     get_kernel("mega_combine", _THREADS)(
         tokens, buffer.addresses, experts, buffer.topk_weights[first:], positions, routing.counts, y,
-        buffer.offset("rows"), tokens, buffer.num_topk, buffer.hidden, buffer.num_experts, buffer.num_local_experts,
-        buffer.alignment,
+        y.stride(0) * y.element_size(), buffer.offset("rows"), tokens, buffer.num_topk, buffer.hidden,
+        buffer.num_experts, buffer.num_local_experts, buffer.alignment,
     )  # fmt: skip
 
 

@@ -21,8 +21,11 @@ from deep_gemm.mega.operands import Weight, check_weights
 from deep_gemm.operands import check_flag, check_tensor, shorten
 from deep_gemm.ops import FUNCTIONS
 from deep_gemm.quantize import SCALE_BLOCK, check_limit, swiglu_per_token_cast_to_fp8
+from deep_gemm.vendor import overlaps, shares_memory, writing
 
 RECIPE = (SCALE_BLOCK,) * 3
+#: BF16 numbers in 16 bytes.
+ROW_UNIT = 8
 #: Scales of the first layer -> (their version, scales of its rows in turn).
 _row_scales: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -41,8 +44,8 @@ def fp8_mega_moe(
     """Write the sums of every token's experts into y. All processes of the group call it together.
 
     Args:
-        y: BF16 [tokens, hidden], of as many tokens as this GPU has, contiguous; what the buffer holds behind them
-            chooses nobody afterwards.
+        y: BF16 [tokens, hidden], of as many tokens as this GPU has, in rows of whole 16 bytes; what the buffer
+            holds behind them chooses nobody afterwards.
         l1_weights, l2_weights: of this GPU's experts, as transform_weights_for_mega_moe_sm90 returns them.
         sym_buffer: filled by mega_moe_pre_dispatch_sm90, or by hand.
         cumulative_local_expert_recv_stats: int32 [local experts], to which the tokens of each are added.
@@ -58,16 +61,22 @@ def fp8_mega_moe(
     check_limit("activation_clamp", activation_clamp)
     _check(y, l1_weights, l2_weights, sym_buffer, recipe, activation)
     _check_stats(cumulative_local_expert_recv_stats, sym_buffer)
+    with writing(y):
+        _run(y, l1_weights, l2_weights, sym_buffer, cumulative_local_expert_recv_stats, activation_clamp)
+
+
+def _run(
+    y: torch.Tensor, l1: Weight, l2: Weight, sym_buffer: SymmBuffer, stats: torch.Tensor | None, limit: float | None
+) -> None:
+    """Run the layer on tokens in parts whose rows fit."""
     sym_buffer.topk_idx[len(y) :].fill_(-1)
-    weights = (l1_weights[0], _spread_scales(l1_weights[1])), l2_weights
+    weights = (l1[0], _spread_scales(l1[1])), l2
     step = sym_buffer.tokens_at_once
     for first in range(0, sym_buffer.num_max_tokens_per_rank, step):
         last = min(first + step, sym_buffer.num_max_tokens_per_rank)
-        routing = _run_part(y[first:last], weights, sym_buffer, first, last, activation_clamp)
-        if cumulative_local_expert_recv_stats is not None:
-            own = sym_buffer.rank * sym_buffer.num_local_experts
-            counts = routing.counts[own : own + sym_buffer.num_local_experts]
-            cumulative_local_expert_recv_stats.add_(counts)
+        routing = _run_part(y[first:last], weights, sym_buffer, first, last, limit)
+        if stats is not None:
+            stats.add_(routing.counts[sym_buffer.own_experts])
 
 
 def _run_part(
@@ -120,9 +129,20 @@ def _check(y: Any, l1: Any, l2: Any, buffer: Any, recipe: Any, activation: Any) 
             f"l2_weights.shape = {list(l2[0].shape)}: must be {wanted} for this buffer; pass such weights."
         )
     _check_result(y, buffer)
-    for name, tensor in (("y", y), ("l1_weights", l1[0]), ("l2_weights", l2[0])):
-        if tensor.device != buffer.buffer.device:
-            raise DeviceError(f"{name} is on {tensor.device}, the buffer on {buffer.buffer.device}; move it there.")
+    for name, pair in (("l1_weights", l1), ("l2_weights", l2)):
+        for tensor in pair:
+            _check_device(name, tensor, buffer)
+            if overlaps(tensor, y):
+                raise LayoutError(f"y overlaps {name} in memory: they must be separate; pass another tensor.")
+
+
+def _check_device(name: str, tensor: torch.Tensor, buffer: SymmBuffer) -> None:
+    if tensor.device != buffer.buffer.device:
+        raise DeviceError(f"{name} is on {tensor.device}, the buffer on {buffer.buffer.device}; move it there.")
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise ArgumentError(
+            f"{name} = a {type(tensor).__name__}: wrapper tensors are not supported; pass the plain tensor inside."
+        )
 
 
 def _check_result(y: Any, buffer: SymmBuffer) -> None:
@@ -134,8 +154,19 @@ def _check_result(y: Any, buffer: SymmBuffer) -> None:
             f"y.shape = {list(y.shape)}: must be [tokens, {buffer.hidden}], at most {buffer.num_max_tokens_per_rank} of"
             " them in this buffer; make a larger one."
         )
-    if not y.is_contiguous():
-        raise LayoutError(f"y.stride() = {y.stride()}: must be contiguous; pass such a tensor.")
+    _check_device("y", y, buffer)
+    if y.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            "y.requires_grad = True: it is written, and no graph is recorded; call the layer under torch.no_grad(), or"
+            " pass y.detach()."
+        )
+    if overlaps(buffer.buffer, y):
+        raise LayoutError("y lies in the buffer: they must be separate; pass another tensor.")
+    if shares_memory(y) or y.stride(1) != 1 or (len(y) > 1 and y.stride(0) % ROW_UNIT) or y.data_ptr() % 16:
+        raise LayoutError(
+            f"y.stride() = {y.stride()} at {y.data_ptr():#x}: rows must lie whole and start at multiples of 16 bytes;"
+            " pass such a tensor."
+        )
 
 
 def _check_stats(stats: Any, buffer: SymmBuffer) -> None:

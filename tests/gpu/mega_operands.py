@@ -1,10 +1,63 @@
-"""Layers of experts across GPUs: operands, and what the layer computes, written once more from the definition."""
+"""Layers of experts across GPUs: operands, what the layer computes, written once more from the definition, and buffers
+of several processes in one process, which read each other's.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import torch
 
 import deep_gemm
+from deep_gemm.mega.buffer import SymmBuffer
 
 from .nn_references import round_blocks, round_rows
+
+
+class FakeGroup(NamedTuple):
+    """What a buffer asks a process group."""
+
+    index: int
+    count: int
+
+    def rank(self) -> int:
+        """Return which process this is."""
+        return self.index
+
+    def size(self) -> int:
+        """Return how many there are."""
+        return self.count
+
+
+class LinkedBuffer(SymmBuffer):
+    """A buffer that meets the others of its list, each in a thread."""
+
+    others: "list[LinkedBuffer]"
+    barrier: threading.Barrier | None = None
+
+    def meet(self) -> None:
+        """Wait for the other threads; nothing is copied, since all memory is one process's."""
+        if self.barrier is not None:
+            self.barrier.wait(timeout=60)
+            self._copies = [other.buffer for other in self.others]
+
+
+def link_buffers(num_ranks: int, *sizes: int) -> list[LinkedBuffer]:
+    """Return the buffers of so many processes; `sizes` as for SymmBuffer."""
+    buffers = [LinkedBuffer(FakeGroup(rank, num_ranks), *sizes) for rank in range(num_ranks)]
+    barrier = threading.Barrier(num_ranks)
+    for buffer in buffers:
+        buffer.others, buffer.barrier = buffers, barrier
+        buffer._copies = [other.buffer for other in buffers]
+        buffer.addresses = buffer.addresses.new_tensor([other.buffer.data_ptr() for other in buffers])
+    return buffers
+
+
+def run_together(buffers: list[LinkedBuffer], run: Callable[[LinkedBuffer], object]) -> list:
+    """Return the results of run(buffer), each in a thread of its own."""
+    with ThreadPoolExecutor(len(buffers)) as pool:
+        return list(pool.map(run, buffers))
 
 
 def make_weights(experts: int, hidden: int, intermediate: int, device: str = "cpu") -> tuple[torch.Tensor, ...]:
@@ -43,7 +96,7 @@ def multiply_experts(
     return sums
 
 
-def fill(buffer: "deep_gemm.SymmBuffer", x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> None:
+def fill(buffer: SymmBuffer, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> None:
     """Fill a buffer in a caller's spelling."""
     deep_gemm.mega_moe_pre_dispatch_sm90(
         x, chosen, weights, buffer.x, buffer.x_sf, buffer.topk_idx, buffer.topk_weights, num_tokens=len(x),

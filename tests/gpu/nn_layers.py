@@ -17,6 +17,7 @@ from deep_gemm.numerics import MAX_DIFF_BF16_D, MAX_DIFF_FP8
 from deep_gemm.quantize import align
 from deep_gemm.testing import calc_diff
 
+from .mega_layer import mega_jobs
 from .nn_references import multiply, poisoned
 from .public_op import Checks
 
@@ -247,4 +248,4 @@ def nn_jobs(world: object = None) -> list[tuple]:
     parts = (list(checks)[::2], list(checks)[1::2])
     jobs: list[tuple] = [(f"nn compile: {number}", partial(compile_checks, part)) for number, part in enumerate(parts)]
     jobs += [(name, partial(within_poison, *check)) for name, check in checks.items()]
-    return [*jobs, ("nn graph: experts", check_graph), ("nn compiled: all", check_compiled)]
+    return [*jobs, *mega_jobs(), ("nn graph: experts", check_graph), ("nn compiled: all", check_compiled)]

@@ -1,14 +1,17 @@
 """Calls of the attention logits, and of the functions that quantise or lay out; see op_calls.py."""
 
+import functools
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
+import deep_gemm
 from deep_gemm.ops import Op
 
 from .logits_operands import make_paged, make_prefill
-from .op_calls import OpCall, Operands, Outputs, normal
+from .mega_operands import FakeGroup, choose, fill, make_weights, prepare
+from .op_calls import OpCall, Operands, Outputs, nan, normal
 
 SLOTS, COLUMNS = 132, 400
 #: (tokens, keys, heads, head_dim, ranges) of prefills.
@@ -27,6 +30,10 @@ PAGES = (
 )
 #: The casts differ from the CPU's by an FP8 step where its exponential does.
 CAST_BOUND = 1e-5
+#: A layer's intermediate numbers are rounded to FP8 twice: a sum in another order moves a few to the next number.
+MEGA_BOUND = 1e-4
+#: Experts, room for tokens, choices, hidden and intermediate features.
+MEGA_SIZES, MEGA_TOKENS = (6, 128, 3, 512, 256), 70
 
 
 def list_prefill(op: Op) -> list[OpCall]:
@@ -58,8 +65,6 @@ def list_paged(op: Op) -> list[OpCall]:
 
 
 def _make_paged(lengths: list, *sizes: int) -> Operands:
-    import deep_gemm
-
     operands = make_paged(lengths, *sizes)
     schedule = deep_gemm.get_paged_mqa_logits_metadata(operands["context_lens"], sizes[-1], SLOTS)
     return operands | {"schedule_meta": schedule}
@@ -90,7 +95,8 @@ LOGITS_MAKERS = {"logits": list_prefill, "paged_logits": list_paged, "metadata":
 
 def list_plain() -> list[OpCall]:
     """Return the calls of the functions that quantise or lay out, each path of a kernel once."""
-    return [*_list_casts(), *_list_blocks(), *_list_layouts(), _make_transpose(), _make_swiglu_grad()]
+    others = [_make_transpose(), _make_swiglu_grad(), _make_mega()]
+    return [*_list_casts(), *_list_blocks(), *_list_layouts(), *others]
 
 
 def _call(name: str, what: str, kernel: str, make: Callable, *arguments, bound: float = 0.0, **options) -> OpCall:
@@ -183,3 +189,30 @@ def _make_transpose() -> OpCall:
 
     call = list_dense(next(op for op in OPS if op.name == "fp8_gemm_tn"))[0]
     return call._replace(what="transposed operands", kernels=("transpose_fp8",))
+
+
+def _make_mega() -> OpCall:
+    """Return a layer of experts across GPUs, of which there is one."""
+    kernels = ("mega_place", "mega_pull", "mega_combine")
+    return OpCall("fp8_mega_moe", "one GPU", "", _make_layer, _run_layer, MEGA_BOUND, kernels)
+
+
+def _make_layer() -> Operands:
+    torch.manual_seed(0)
+    experts, hidden, intermediate = MEGA_SIZES[0], *MEGA_SIZES[3:]
+    l1, l2 = prepare(make_weights(experts, hidden, intermediate))
+    chosen, weights = choose(MEGA_TOKENS, experts, MEGA_SIZES[2])
+    return {"x": normal(MEGA_TOKENS, hidden), "chosen": chosen, "weights": weights, "l1": l1, "l2": l2}
+
+
+@functools.cache
+def _get_buffer(device: torch.device) -> "deep_gemm.SymmBuffer":
+    return deep_gemm.SymmBuffer(FakeGroup(0, 1), *MEGA_SIZES, device=device)
+
+
+def _run_layer(function: Callable, operands: Operands) -> Outputs:
+    x = operands["x"]
+    buffer, y = _get_buffer(x.device), nan(x, *x.shape)
+    fill(buffer, x, operands["chosen"], operands["weights"])
+    function(y, operands["l1"], operands["l2"], buffer)
+    return (y,)

@@ -151,6 +151,10 @@ def make_swiglu_cases(dtype: torch.dtype, use_ue8m0: bool, name: str) -> Iterato
     for shape in ((300, 2048), (5, 262), (3, 40, 512), (4096, 1024)):
         x = make_values(shape, dtype)
         yield f"swiglu {name} {shape}", lambda x=x: swiglu(x, use_ue8m0)
+        if shape[-1] % 16 == 0:
+            for limit, in_turn in ((7.0, True), (0.3, True), (None, True), (7.0, False)):
+                options = {"limit": limit, "is_interleaved": in_turn}
+                yield f"swiglu {name} {shape} {options}", lambda x=x, options=options: swiglu(x, use_ue8m0, **options)
     gates = torch.linspace(-110, 110, 1 << 20, device="cuda").view(1024, 1024)
     dense = torch.cat([gates, torch.ones_like(gates)], -1).to(dtype)
     yield f"swiglu {name} dense gates", lambda: swiglu(dense, use_ue8m0)
@@ -159,6 +163,7 @@ def make_swiglu_cases(dtype: torch.dtype, use_ue8m0: bool, name: str) -> Iterato
         yield f"swiglu {name} every gate * 2^{up}", lambda every=every: swiglu(every, use_ue8m0)
     special = make_values((16, 512), dtype, special=SPECIAL)
     yield f"swiglu {name} special", lambda: swiglu(special, use_ue8m0)
+    yield f"swiglu {name} special, limited", lambda: swiglu(special, use_ue8m0, limit=2.0, is_interleaved=True)
     for counts, layout in itertools.product(COUNTS, ("row_major", "mn_major")):
         x, masked_m = make_values((5, 70, 512), dtype), torch.tensor(counts, dtype=torch.int32, device="cuda")
         for function in (quantize.per_token_cast_to_fp8, swiglu):

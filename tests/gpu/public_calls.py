@@ -28,7 +28,7 @@ NUM_CALLS = 6000
 #: Two results within a bound of calc_diff, which is a square, differ by no more than this times the bound.
 TWICE = 4
 #: Parameters that are written, where a function has them; and those that may be left out or be None.
-OUTPUTS = ("d", "sqr_sum")
+OUTPUTS = ("d", "sqr_sum", "y")
 OPTIONAL = ("c", "ks_tensor", "indices", "masked_m")
 #: The row of the table of ops of each function; functions without one are called by Python.
 ROWS = {op.name: op for op in OPS}

@@ -19,6 +19,7 @@ struct MegaCombine {
     const int* positions;  // [tokens, top_k]
     const int* counts;     // [num_experts]
     u8* y;                 // [tokens, hidden], BF16
+    i64 y_row;             // bytes
     i64 rows_offset;       // bytes: of the experts' rows in a buffer
     u32 tokens, top_k, hidden;
     u32 num_experts, local;  // of all GPUs, and of each
@@ -47,7 +48,7 @@ struct MegaCombine {
             if (threadIdx.x % 32 == 0) rows[i] = row, weight[i] = weights[token * top_k + i];
         }
         __syncthreads();
-        uint4* out = reinterpret_cast<uint4*>(y + i64(token) * hidden * 2);
+        uint4* out = reinterpret_cast<uint4*>(y + token * y_row);
         for (u32 i = threadIdx.x; i < hidden / 8; i += kThreads) {
             float sum[8] = {};
 #pragma unroll 4

@@ -12,9 +12,17 @@ from deep_gemm import quantize
 from deep_gemm.errors import ArgumentError, DtypeError, LayoutError, ShapeError
 from deep_gemm.mega import buffer as memory
 from deep_gemm.mega import layer
-from tests.fakes.mega import FakeGroup, link_buffers, run_together
 from tests.fakes.operands import one_thread
-from tests.gpu.mega_operands import choose, fill, make_weights, multiply_experts, prepare
+from tests.gpu.mega_operands import (
+    FakeGroup,
+    choose,
+    fill,
+    link_buffers,
+    make_weights,
+    multiply_experts,
+    prepare,
+    run_together,
+)
 
 EXPERTS, HIDDEN, INTERMEDIATE, TOP_K = 6, 256, 128, 3
 
@@ -161,6 +169,14 @@ def test_calls_that_are_refused(change, error, message):
     with pytest.raises(error, match=message):
         deep_gemm.fp8_mega_moe(**{**call, **change(call)})
     assert call["sym_buffer"].topk_idx.eq(1).all()
+
+
+def test_tokens_behind_the_last_one_choose_nobody():
+    """A buffer that is filled by hand, after a step of more tokens."""
+    call, stats = make_call(), torch.zeros(4, dtype=torch.int32)
+    call["sym_buffer"].topk_idx.copy_(torch.tensor([0, 3]))
+    deep_gemm.fp8_mega_moe(**call, cumulative_local_expert_recv_stats=stats)
+    assert stats.tolist() == [4, 0, 0, 4]
 
 
 def test_a_buffer_that_was_destroyed_is_refused():
