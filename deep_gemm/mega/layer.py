@@ -70,7 +70,7 @@ def _run(
 ) -> None:
     """Run the layer on tokens in parts whose rows fit."""
     sym_buffer.topk_idx[len(y) :].fill_(-1)
-    weights = (l1[0], _spread_scales(l1[1])), l2
+    weights = (l1[0], spread_scales(l1[1])), l2
     step = sym_buffer.tokens_at_once
     for first in range(0, sym_buffer.num_max_tokens_per_rank, step):
         last = min(first + step, sym_buffer.num_max_tokens_per_rank)
@@ -85,7 +85,19 @@ def _run_part(
     """Run tokens first .. last - 1 of every GPU; y is of those among them that this one has."""
     buffer.meet()  # all have filled their buffers, and none still reads the rows of the part before
     routing = dispatch.place(dispatch.read_choices(buffer, first, last), first, buffer.num_experts)
-    rows, scales, ends = dispatch.pull(buffer, routing)
+    multiply_rows(buffer, dispatch.pull(buffer, routing), weights, limit)
+    buffer.meet()  # all rows are there
+    dispatch.combine(buffer, routing, y)
+    return routing
+
+
+def multiply_rows(
+    buffer: SymmBuffer, operands: tuple[torch.Tensor, ...], weights: tuple[Weight, Weight], limit: float | None
+) -> None:
+    """Write what this GPU's experts make of rows (dispatch.pull) into the buffer; the first weight has scales of rows
+    (spread_scales).
+    """
+    rows, scales, ends = operands
     multiply = FUNCTIONS["m_grouped_fp8_gemm_nt_contiguous"]
     hidden = torch.empty(len(rows), 2 * buffer.intermediate_hidden, dtype=torch.bfloat16, device=rows.device)
     multiply((rows, scales), weights[0], hidden, ends, recipe=(1, 1, SCALE_BLOCK), use_psum_layout=True)
@@ -93,12 +105,9 @@ def _run_part(
         hidden[None], False, masked_m=ends[-1:], scales="mn_major", limit=limit, is_interleaved=True
     )
     multiply((activated[0], inner_scales[0]), weights[1], buffer.view("rows"), ends, use_psum_layout=True)
-    buffer.meet()  # all rows are there
-    dispatch.combine(buffer, routing, y)
-    return routing
 
 
-def _spread_scales(scales: torch.Tensor) -> torch.Tensor:
+def spread_scales(scales: torch.Tensor) -> torch.Tensor:
     """Return the scales of the first layer's rows in turn, [experts, rows, hidden / 128] in the layout that products
     prefer, from those of its blocks, which are in the order of gates and ups. They are kept as long as `scales`.
     """

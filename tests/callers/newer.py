@@ -1,6 +1,10 @@
 """Calls of names and keywords of newer releases: attention, psum groups, einsum."""
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
+import torch.distributed as dist
 
 import deep_gemm
 from tests.callers.operands import check, make, per_block, per_row, restore
@@ -198,6 +202,65 @@ def transformers_packs_scales(device: str) -> None:
     assert torch.equal(packed, deep_gemm.pack_ue8m0_to_int(scales))
 
 
+@contextlib.contextmanager
+def group_of_one() -> Iterator[dist.ProcessGroup]:
+    """Give the default group, which a server has made; here of one process."""
+    is_new = not dist.is_initialized()
+    if is_new:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield dist.group.WORLD
+    finally:
+        if is_new:
+            dist.destroy_process_group()
+
+
+def sglang_runs_experts_across_gpus(device: str) -> None:
+    """Its MegaMoE on SM90: weights are prepared by these functions or in their way, a buffer serves every layer, and a
+    step has no token but a row.
+    """
+    assert all(hasattr(deep_gemm, name) for name in ("fp8_mega_moe", "mega_moe_pre_dispatch_sm90"))
+    experts, hidden, width, top_k, tokens = 4, 256, 128, 2, 5
+    w13, w2 = (per_block(make(experts, *shape, device=device)) for shape in ((2 * width, hidden), (hidden, width)))
+    scales = [
+        deep_gemm.transform_sf_into_required_layout(
+            sf, mn=weight.shape[1], k=weight.shape[2], recipe=(128, 128), num_groups=experts, disable_ue8m0_cast=True
+        )
+        for weight, sf in (w13, w2)
+    ]
+    l1, l2 = deep_gemm.transform_weights_for_mega_moe_sm90((w13[0], scales[0]), (w2[0], scales[1]))
+    # So does the caller itself where it saves memory.
+    in_turn = w13[0].view(torch.uint8).view(experts, 2, width // 8, 8, hidden).transpose(1, 2).reshape(w13[0].shape)
+    assert torch.equal(l1[0].view(torch.uint8), in_turn) and torch.equal(l1[1], w13[1])
+    x, weights = make(tokens, hidden, device=device), make(tokens, top_k, device=device, dtype=torch.float32)
+    ids = torch.tensor([[0, 3], [1, -1], [2, 3], [3, 0], [-1, -1]], dtype=torch.int32, device=device)
+    with group_of_one() as group:
+        buffer = deep_gemm.get_symm_buffer_for_mega_moe(
+            group, experts, 16, top_k, hidden, width, use_fp8_dispatch=True, activation="swiglu"
+        )
+        for count in (tokens, 0):
+            deep_gemm.mega_moe_pre_dispatch_sm90(
+                x, ids, weights, buffer.x, buffer.x_sf, buffer.topk_idx, buffer.topk_weights, num_tokens=count,
+                group_size=128, routed_scaling_factor=2.5,
+            )  # fmt: skip
+            y = torch.empty(max(count, 1), hidden, dtype=torch.bfloat16, device=device)
+            deep_gemm.fp8_mega_moe(
+                y, l1, l2, buffer, recipe=(128, 128, 128), activation="swiglu", activation_clamp=None, fast_math=True
+            )
+            check(y[:count], multiply_chosen(x[:count], ids, 2.5 * weights, restore(w13), restore(w2)), 1e-3)
+        buffer.destroy()
+
+
+def multiply_chosen(x, ids, weights, gate_up, down) -> torch.Tensor:
+    """Return the sums of every token's experts in FP64, of unquantised activations."""
+    rows, sums = restore(per_row(x)) if len(x) else x.double(), torch.zeros(x.shape, device=x.device).double()
+    for token, choice in torch.nonzero(ids[: len(x)] >= 0).tolist():
+        expert = ids[token, choice]
+        gate, up = (gate_up[expert] @ rows[token]).chunk(2)
+        sums[token] += weights[token, choice] * (down[expert] @ (torch.nn.functional.silu(gate) * up))
+    return sums
+
+
 PROGRAMS = (
     vllm_passes_the_ends_of_groups,
     transformers_says_that_groups_have_no_ends,
@@ -213,4 +276,5 @@ PROGRAMS = (
     sglang_compiles_without_running,
     sglang_names_the_granularity,
     transformers_packs_scales,
+    sglang_runs_experts_across_gpus,
 )

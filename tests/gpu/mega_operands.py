@@ -36,6 +36,9 @@ class LinkedBuffer(SymmBuffer):
     others: "list[LinkedBuffer]"
     barrier: threading.Barrier | None = None
 
+    def _take_memory(self, device: torch.device) -> tuple[torch.Tensor, None]:
+        return torch.zeros(self.num_bytes, dtype=torch.uint8, device=device), None
+
     def meet(self) -> None:
         """Wait for the other threads; nothing is copied, since all memory is one process's."""
         if self.barrier is not None:

@@ -82,12 +82,12 @@ def test_the_weights_of_the_first_layer_lie_in_turn():
         data.float()[:, 24:32], given[:, 136:144]
     )
     assert scales is pairs[0][1] and second is pairs[1]
-    rows = layer._spread_scales(scales)
+    rows = layer.spread_scales(scales)
     assert torch.equal(rows[:, :8], scales[:, :1].expand(-1, 8, -1))
     assert torch.equal(rows[:, 8:16], scales[:, 1:].expand(-1, 8, -1))
-    assert layer._spread_scales(scales) is rows
+    assert layer.spread_scales(scales) is rows
     scales.mul_(2)  # new weights in the same memory
-    assert torch.equal(layer._spread_scales(scales), rows * 2)
+    assert torch.equal(layer.spread_scales(scales), rows * 2)
 
 
 def test_a_buffer_has_room_for_what_any_routing_needs():
