@@ -45,8 +45,12 @@ EPILOGUE = """\
     epilogue: must be None; others are SM100 only.
 """
 OVERLAP = """\
-    enable_overlap, max_block_n, signal: must say nothing (None, False, a max_block_n of at least 256): no kernel here
-        signals the tiles that are done.
+    enable_overlap: signal the rows of d that are stored, so that another kernel can send them on meanwhile. The call
+        then returns (64, threshold), else None: once signal[group * ceil(max_m / 64) + row // 64] is threshold =
+        8 * ceil(n / 8), which it reaches and does not exceed, what reads it with acquire semantics sees these rows.
+    signal: int32 with at least num_groups * ceil(max_m / 64) elements, contiguous, zeroed by the caller, on the device
+        of d, apart from the other operands; only with enable_overlap. Blocks of 64 rows without rows in use stay 0.
+    max_block_n: None or an int >= 1, accepted for compatibility: it limits no tile.
 """
 FACTORS = """\
     alpha, beta: finite factors of the product and of c; c is not read where beta is 0. An alpha of None is 1.

@@ -204,7 +204,7 @@ _CONTIGUOUS = {
 }
 _MASKED = {
     "fp8": _take(f"a b d masked_m expected_m {_FP8_OPTIONS} {_OWN_RECIPES} {_OVERLAP} stream"),
-    "bf16": _take("a b d masked_m expected_m compiled_dims stream"),
+    "bf16": _take(f"a b d masked_m expected_m compiled_dims {_OVERLAP} stream"),
 }
 _K_GROUPED = {
     "fp8": _take("a b d ks ks_tensor c recipe compiled_dims use_psum_layout stream", recipe=(1, 1, 128)),

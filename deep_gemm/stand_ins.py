@@ -167,13 +167,13 @@ def _is_absent(argument) -> bool:
 
 
 def _is_unused(argument) -> bool:
-    """Whether an option of other GPUs is off."""
+    """Whether an option that no graph holds is off."""
     return argument is None or argument is False
 
 
 def _is_unused_limit(argument) -> bool:
-    """Whether a limit of N of a tile is off, or one that no kernel reaches."""
-    return _is_unused(argument) or (_is_integer(argument) and argument >= 256)
+    """Whether a limit of N of a tile is off, or a number, which limits nothing."""
+    return _is_unused(argument) or (_is_integer(argument) and argument > 0)
 
 
 _CHECKS = {

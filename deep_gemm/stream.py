@@ -84,6 +84,17 @@ def copy_matrices(d: torch.Tensor, c: torch.Tensor, stream: int | None) -> None:
         d.copy_(c)
 
 
+def add_signals(
+    signal: torch.Tensor, sizes: torch.Tensor, rows: int, block_rows: int, threshold: int, stream: int | None
+) -> None:
+    """Add `threshold` to the signal of every `block_rows` rows among the `rows` of each group that begin within the
+    rows in use, which `sizes` says; `stream` as for run_reference.
+    """
+    with _as_plain_tensors(signal), _on_stream(stream, signal.device.index or 0):
+        has_rows = torch.arange(0, rows, block_rows, device=signal.device) < sizes[:, None]
+        signal.view(-1)[: has_rows.numel()].add_(has_rows.flatten() * threshold)
+
+
 def run_reference(op: str, operands: dict, stream: int | None) -> None:
     """Run the reference of op kind `op` on `operands`, on their device.
 

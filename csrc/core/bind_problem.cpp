@@ -79,6 +79,14 @@ Problem make_problem(const py::args& args, const py::kwargs& kwargs) {
     return problem;
 }
 
+Problem with_signals(Problem problem) {
+    if (!op_kind(problem.op).has_room())
+        throw Error(ErrorKind::kProblem,
+                    std::string(op_name(problem.op)) + ": signals are for masked groups; pass such a problem");
+    problem.has_signals = true;
+    return problem;
+}
+
 py::dict problem_dict(const Problem& problem, bool with_defaults) {
     py::dict out;
     const FieldNames& names = problem_names();
@@ -221,6 +229,11 @@ void bind_problem(py::module_& m) {
     problem
         .def("as_dict", &problem_dict, "with_defaults"_a = true,
              "Return the op kind and all fields, or of the fields only those that are not at their default.")
+        .def_property_readonly(
+            "has_signals", [](const Problem& self) { return self.has_signals; },
+            "Whether the kernel says which rows are stored; no field, so that neither as_dict nor to_json has it.")
+        .def("with_signals", &with_signals,
+             "Return the problem of the same call with signals. Raises: ProblemError for groups that are not masked.")
         .def("__str__", [](const Problem& self) { return to_string(self); })
         .def("__repr__", &problem_repr);
     bind_problem_identity(problem);

@@ -155,7 +155,7 @@ size_t hash_value(const VariantKey& key) {
 
 size_t hash_value(const Problem& problem) {
     const uint64_t sum = hash_fields(problem, std::make_index_sequence<kProblemFields.size()>());
-    return size_t(mix(sum + uint64_t(problem.op)));
+    return size_t(mix(sum + uint64_t(problem.op) + (problem.has_signals ? kNumOps : 0)));
 }
 
 Problem kernel_identity(const Problem& problem) {

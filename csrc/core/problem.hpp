@@ -42,6 +42,9 @@ struct Problem {
     ScaleLayout scale_layout = ScaleLayout::kMnMajor;
     GroupLayout group_layout = GroupLayout::kJoint;
     bool batch_invariant = false;
+    // Whether the kernel says which rows are stored (runtime/signals.hpp). None of kProblemFields: it changes no choice
+    // but that of a second tile, so nothing stores or measures it.
+    bool has_signals = false;
     int32_t heads = 0, next_n = 1, block_kv = 0;
 
     bool operator==(const Problem&) const = default;

@@ -110,6 +110,7 @@ double second_tile_weight(const Problem& problem, const Config& first, const Con
 }
 
 std::optional<Config> find_second_tile(const Problem& problem, const Config& first, const Device& device) {
+    if (problem.has_signals) return std::nullopt;
     if (!op_kind(problem.op).has_room() || problem.num_groups > kMostGroupsOfTwoTiles) return std::nullopt;
     const Estimator estimator(problem, device);
     Tiler tiler(problem, estimator.sms());

@@ -111,9 +111,7 @@ void check_flag(const char* name, PyObject* object) {
 }
 
 void check_not_used(const char* name, PyObject* object) {
-    constexpr int64_t kWidestTile = 256;  // of N, of any kernel: a limit from there on limits nothing
-    const bool is_limit = is_integer(object) && to_integer(object).value_or(0) >= kWidestTile;
-    if (object == Py_False || (is_limit && std::string_view(name) == "max_block_n")) return;
+    if (object == Py_False) return;
     fail(std::string(name) + " = " + short_repr(object) + ": no kernel of SM90 takes it, it is SM100 only; pass None.");
 }
 
@@ -167,6 +165,21 @@ std::optional<Recipe> parse_recipes(const RecipeArguments& recipes) {
     if (a == Pair{1, 128} && b == Pair{1, 128}) return Recipe::k1d1d;
     fail("recipe_a = " + short_repr(recipes.a) + ", recipe_b = " + short_repr(recipes.b) +
          ": scales of SM90 are (1, 128) of A with (128, 128) or (1, 128) of B; others are SM100 only: pass these.");
+}
+
+bool parse_overlap(const OverlapArguments& overlap) {
+    const auto is_set = [](PyObject* object) { return is_given(object) && object != Py_False; };
+    const auto [flag, limit, signal] = overlap;
+    if (is_given(flag)) check_flag("enable_overlap", flag);
+    if (is_set(limit) && !(is_integer(limit) && to_integer(limit).value_or(0) > 0))
+        fail("max_block_n = " + short_repr(limit) + ": must be an int >= 1, a hint; pass such a number or None.");
+    if (is_set(flag) && !is_set(signal))
+        fail("signal = " + short_repr(signal == nullptr ? Py_None : signal) +
+             ": enable_overlap=True writes signals; pass torch.zeros(num_groups * ceil(max_m / 64), dtype=torch.int32) "
+             "on the device of d.");
+    if (is_set(signal) && !is_set(flag))
+        fail("signal = " + short_repr(signal) + ": is written only with enable_overlap=True; pass that, or no signal.");
+    return is_set(flag);
 }
 
 HeadSplits parse_head_splits(PyObject* object) {

@@ -21,7 +21,7 @@ float parse_factor(const char* name, PyObject* object);    // any finite number;
 void check_flag(const char* name, PyObject* object);       // a bool
 uint8_t parse_compiled_dims_argument(PyObject* object);    // None, or a subset of "mnk" in any order
 bool parse_flag(const char* name, PyObject* object);       // a bool, which must be given
-void check_not_used(const char* name, PyObject* object);   // False, or a max_block_n of no effect; else SM100 only
+void check_not_used(const char* name, PyObject* object);   // False; else SM100 only
 std::optional<Recipe> parse_recipe(PyObject* object);      // None, (1, 128, 128) or (1, 1, 128)
 HeadSplits parse_head_splits(PyObject* object);            // three integers >= 0, left + right > 0
 int64_t parse_expected_m(PyObject* object, const char* name = "expected_m");  // an integer >= 0, which must be given
@@ -32,6 +32,13 @@ struct RecipeArguments {
     PyObject *both, *a, *b;
 };
 std::optional<Recipe> parse_recipes(const RecipeArguments& recipes);
+
+// Whether the call is to signal the rows that are stored: then it gives a signal, else none. max_block_n is a hint for
+// libraries that limit their tiles by it; here no tile is the wider for it, nor the narrower.
+struct OverlapArguments {
+    PyObject *is_enabled, *max_block_n, *signal;
+};
+bool parse_overlap(const OverlapArguments& overlap);
 
 // The stream to launch on: the handle of a torch.cuda.Stream, or the number itself. When not given, torch's current one
 // on GPU `ordinal`, or the legacy default stream for operands that are no tensors (`is_described`).

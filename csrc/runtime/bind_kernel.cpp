@@ -62,7 +62,8 @@ void check_operands_given(Op op, const py::object& scale_a, const py::object& sc
 void launch_kernel(const KernelHandle& self, const py::object& a, const py::object& scale_a, const py::object& b,
                    const py::object& scale_b, const py::object& d, const py::object& c, const py::object& groups,
                    const py::object& num_sms, const py::object& alpha, const py::object& beta,
-                   const py::object& head_splits, bool ensure_zero_padding, const py::object& stream) {
+                   const py::object& head_splits, bool ensure_zero_padding, const py::object& signal,
+                   const py::object& stream) {
     const Problem& problem = self.kernel->problem;
     if (op_kind(problem.op).is_logits()) fail_argument("launch: the kernel is of attention logits; use launch_logits.");
     check_operands_given(problem.op, scale_a, scale_b, groups);
@@ -71,7 +72,7 @@ void launch_kernel(const KernelHandle& self, const py::object& a, const py::obje
     call.a = make_operand("a", a.ptr()), call.b = make_operand("b", b.ptr());
     call.scale_a = optional_operand("scale_a", scale_a), call.scale_b = optional_operand("scale_b", scale_b);
     call.d = make_operand("d", d.ptr()), call.c = optional_operand("c", c);
-    call.groups = optional_operand("groups", groups);
+    call.groups = optional_operand("groups", groups), call.signal = optional_operand("signal", signal);
     call.alpha = parse_factor("alpha", alpha.ptr()), call.beta = parse_factor("beta", beta.ptr());
     if (!head_splits.is_none()) call.heads = parse_head_splits(head_splits.ptr());
     call.stream = stream.ptr(), call.ensures_zero_padding = ensure_zero_padding;
@@ -142,13 +143,12 @@ void bind_kernel(py::module_& m) {
         .def(
             "launch", &launch_kernel, "a"_a, "scale_a"_a, "b"_a, "scale_b"_a, "d"_a, "c"_a = py::none(), py::kw_only(),
             "groups"_a = py::none(), "num_sms"_a = 0, "alpha"_a = 1.0, "beta"_a = 1.0, "head_splits"_a = py::none(),
-            "ensure_zero_padding"_a = false, "stream"_a = py::none(),
+            "ensure_zero_padding"_a = false, "signal"_a = py::none(), "stream"_a = py::none(),
             "Launch on A [m, k] and B [n, k] (views of any major that the kernel takes), past selection; the rest is "
             "as for fp8_gemm_nt. Scales are None for BF16, num_sms 0 means all SMs, stream None the current one. A "
             "grouped kernel takes m_indices, masked_m, ks_tensor or ends as `groups` and the operands of its op, each "
             "as [m, k] or [n, k] of every group (1-D where groups of K are blocks). `ensure_zero_padding` is for "
-            "groups "
-            "of rows with ends.\n\n"
+            "groups of rows with ends, `signal` for kernels of Problem.with_signals.\n\n"
             "Raises: the errors of fp8_gemm_nt; ArgumentError where the operands are not what the kernel was made for.")
         .def("launch_logits", &launch_logits_kernel, "q"_a, "kv"_a, "scale_kv"_a, "weights"_a, "first"_a, "second"_a,
              "d"_a, py::kw_only(), "schedule"_a = py::none(), "is_clean"_a = false, "is_compressed"_a = false,

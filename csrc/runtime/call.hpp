@@ -57,6 +57,7 @@ struct Call {
     Operand scale_a{}, scale_b{};  // FP8 only
     Operand d{}, c{};              // C is absent where the caller gave none or beta is 0
     Operand groups{};  // int32: m_indices, masked_m, ks_tensor or ends; K divided: absent where only `ks` is given
+    Operand signal{};  // int32, written; masked, and only where the caller asks for signals (signals.hpp)
 
     LogitsOperands* logits = nullptr;  // borrowed: what attention logits have besides (runtime/logits.hpp)
 

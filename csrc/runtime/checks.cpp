@@ -4,6 +4,7 @@
 
 #include "runtime/family.hpp"
 #include "runtime/operand_checks.hpp"
+#include "runtime/signals.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -171,6 +172,7 @@ Sizes check_operands(const Call& call) {
     check_limits(family, sizes);
     if (family.check_sizes != nullptr) family.check_sizes(call, sizes);
     check_shapes(call, family, shapes, sizes);
+    if (call.signal.is_present()) check_signal(call, sizes);
     // A sum of no products is one over no K: D is C or 0.
     if (op_kind(call.op).is_summed() && sizes.num_groups == 0) return {sizes.m, sizes.n, 0, 1};
     return sizes;
@@ -180,6 +182,7 @@ Layouts check_layout(const Call& call, const Sizes& sizes, const Layouts& prefer
     const Family& family = family_of(call.op);
     check_output_layout(call, family);
     check_groups_layout(call);
+    if (call.signal.is_present()) check_signal_layout(call);
     Layouts layouts{.c = c_mode(call)};
     if (sizes.k == 0) return layouts;  // a and b hold nothing
     const OpKind& kind = op_kind(call.op);

@@ -47,6 +47,10 @@ void check_variant(const LoadedKernel& kernel, const Problem& given, const Layou
         throw Error(ErrorKind::kArgument, "head_dim = " + std::to_string(given.k) + ": this kernel was made for " +
                                               std::to_string(kernel.problem.k) +
                                               "; pass such operands or compile another.");
+    if (given.has_signals != kernel.problem.has_signals)
+        throw Error(ErrorKind::kArgument, std::string("signal: this kernel was made for calls ") +
+                                              (given.has_signals ? "without" : "with") +
+                                              " signals; pass it accordingly or compile another.");
     if (asked == kernel.problem) return;
     for (const ProblemField& field : kProblemFields) {
         if (field.role != FieldRole::kVariant || field.get(asked) == field.get(kernel.problem)) continue;

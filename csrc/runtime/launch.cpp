@@ -148,6 +148,7 @@ GroupParams make_group_params(const Call& call, const Sizes& sizes, const Launch
     if (call.needs_group_maps()) params.a = call.a.view.address, params.b = call.b.view.address;
     if (op_kind(call.op).has_ends()) set_ends(params, call);
     if (op_kind(call.op).is_summed()) params.num_parts = geometry.num_parts;
+    params.signals = call.signal.view.address;
     return params;
 }
 

@@ -45,7 +45,7 @@ struct GroupParams {
     // +0, and the pitches of the rows of K of MN-major operands in units of 16 bytes.
     uint32_t alignment = 0, has_zero_padding = 0, pitch_a = 0, pitch_b = 0;
     uint32_t num_parts = 0;  // sums over groups only (summed_scheduler.cuh)
-    uint32_t reserved[2] = {};
+    uint64_t signals = 0;    // calls with signals only: their address (sm90/epilogue/signals.cuh)
 };
 
 static_assert(sizeof(GroupParams) == 96, "the kernel reads 96 bytes");

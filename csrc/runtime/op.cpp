@@ -11,6 +11,7 @@
 #include "runtime/logits.hpp"
 #include "runtime/policy.hpp"
 #include "runtime/run.hpp"
+#include "runtime/signals.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -102,10 +103,6 @@ constexpr NamedRole kRoles[] = {{"a", kA},
                                 {"max_block_n", kMaxBlockN},
                                 {"signal", kSignal}};
 
-// Parameters of the API that say something only on other GPUs.
-constexpr NamedRole kElsewhere[] = {
-    {"epilogue", kEpilogue}, {"enable_overlap", kEnableOverlap}, {"max_block_n", kMaxBlockN}, {"signal", kSignal}};
-
 using Slots = std::array<PyObject*, kNumRoles>;  // borrowed; null: not given
 
 struct Parameter {
@@ -184,13 +181,8 @@ void read_input(const char* name, PyObject* object, bool is_transposed, Operand&
 
 bool parse_switch(const char* name, PyObject* object) { return object != nullptr && parse_flag(name, object); }
 
-void check_elsewhere(const Slots& slots) {
-    for (const NamedRole& known : kElsewhere)
-        if (is_given(slots[known.role])) check_not_used(known.name, slots[known.role]);
-}
-
 void parse_options(const Slots& slots, Call& call) {
-    check_elsewhere(slots);
+    if (is_given(slots[kEpilogue])) check_not_used("epilogue", slots[kEpilogue]);
     check_flag("disable_ue8m0_cast", slots[kDisableUe8m0Cast]);
     if (is_given(slots[kAlpha])) call.alpha = parse_factor("alpha", slots[kAlpha]);
     call.beta = parse_factor("beta", slots[kBeta]);
@@ -221,6 +213,8 @@ void read_outputs(const PublicOp& op, const Slots& slots, Call& call) {
     else if (is_given(slots[kC]))
         read_operand("c", slots[kC], call.c);
     if (op.are_groups_required || is_given(slots[kGroups])) read_operand(op.groups_name, slots[kGroups], call.groups);
+    if (parse_overlap({slots[kEnableOverlap], slots[kMaxBlockN], slots[kSignal]}))
+        read_operand("signal", slots[kSignal], call.signal);
 }
 
 void run_bf16(const PublicOp& op, const Slots& slots, Call& call) {
@@ -259,7 +253,10 @@ Reference run_op(const PublicOp& op, const PythonCall& python) {
     }
     call.group_layout = op.text.group_layout;
     is_fp8(call.op) ? run_fp8(op, slots, call) : run_bf16(op, slots, call);
-    return Reference::borrow(Py_None);
+    if (!call.signal.is_present()) [[likely]]
+        return Reference::borrow(Py_None);
+    return Reference::take(Py_BuildValue("(LL)", static_cast<long long>(kSignalRows),
+                                         static_cast<long long>(signal_threshold(call.b.view.shape[1]))));
 }
 
 // Put the call into the graph that torch is recording, in place of running it.

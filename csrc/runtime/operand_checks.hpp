@@ -54,11 +54,11 @@ inline void check_limit(const char* dim, int64_t value) {
 }
 
 // Throw Error(kLayout).
-void check_contiguous(const Operand& operand);  // of a 1-D operand
-void check_groups_apart(const Operand& d);      // the matrices of the groups do not overlap
+void check_contiguous(const Operand& operand);
+void check_groups_apart(const Operand& d);  // the matrices of the groups do not overlap
 void check_contiguous_rows(const Operand& operand, const char* column_dim);
 void check_alignment(const Operand& operand, uint64_t alignment);
-void check_no_overlap(const Operand& d, const Operand& input);
+void check_no_overlap(const Operand& output, const Operand& other);
 
 // Whether TMA can read the rows: contiguous, not overlapping, at a pitch that TMA takes, and groups of rows likewise.
 // Throws Error(kLayout) where it cannot.
@@ -91,7 +91,10 @@ void check_values_within(const Operand& groups, int64_t minimum, int64_t maximum
 void check_ends(const Operand& groups, int64_t alignment, int64_t size, const char* dim);
 
 // Whether the op writes into the operand: advice to copy it would lose the result.
-inline bool is_output(const Operand& operand) { return std::string_view(operand.name) == "d"; }
+inline bool is_output(const Operand& operand) {
+    const std::string_view name = operand.name;
+    return name == "d" || name == "signal";
+}
 
 inline bool is_meta(const TensorView& view) { return view.device_kind == DeviceKind::kMeta; }
 

@@ -73,8 +73,10 @@ void fail_layout(const std::string& message) { throw Error(ErrorKind::kLayout, m
 
 void check_contiguous(const Operand& operand) {
     const TensorView& view = operand.view;
-    if (view.shape[0] > 1 && view.strides[0] != 1)
-        fail_layout(stride_text(operand, 0) + ": must be contiguous; " + contiguous_remedy(operand));
+    int64_t stride = 1;
+    for (int dim = view.rank - 1; dim >= 0; stride *= view.shape[dim--])
+        if (view.shape[dim] > 1 && view.strides[dim] != stride)
+            fail_layout(stride_text(operand, dim) + ": must be contiguous; " + contiguous_remedy(operand));
 }
 
 // Groups of D lie behind one another, or each row of a group lies beside the same row of the next.
@@ -117,10 +119,11 @@ void check_alignment(const Operand& operand, uint64_t alignment) {
                 std::to_string(alignment) + " bytes.");
 }
 
-void check_no_overlap(const Operand& d, const Operand& input) {
-    if (is_meta(d.view) || !may_overlap(d.view, input.view)) return;
-    fail_layout("d overlaps " + std::string(input.name) +
-                " in memory: the output must be separate; pass another tensor as d.");
+void check_no_overlap(const Operand& output, const Operand& other) {
+    if (is_meta(output.view) || !may_overlap(output.view, other.view)) return;
+    const std::string name = output.name;
+    fail_layout(name + " overlaps " + other.name + " in memory: the output must be separate; pass another tensor as " +
+                name + ".");
 }
 
 Major check_major(const Operand& operand, const char* row_dim, const char* column_dim, Major preferred) {

@@ -16,6 +16,7 @@
 #include "runtime/plan.hpp"
 #include "runtime/policy.hpp"
 #include "runtime/scale_copy.hpp"
+#include "runtime/signals.hpp"
 #include "runtime/sum_parts.hpp"
 #include "runtime/torch_calls.hpp"
 #include "runtime/transpose.hpp"
@@ -42,7 +43,8 @@ Problem make_product_problem(int sm_count, const Call& call, const Sizes& sizes,
             .b_major = is_bf16 ? layouts.b : Major::kK,
             .scale_layout = layouts.scales,
             .group_layout = call.group_layout,
-            .batch_invariant = is_batch_invariant(op_kind(call.op))};
+            .batch_invariant = is_batch_invariant(op_kind(call.op)),
+            .has_signals = call.signal.is_present()};
 }
 
 Reference name_operands(const Call& call) {
@@ -60,20 +62,32 @@ Reference name_operands(const Call& call) {
 
 void run_in_torch(const Call& call, PyObject* stream) { run_reference(call.op, name_operands(call).get(), stream); }
 
+// What a kernel adds to the signals, where none has run.
+void add_signals_in_torch(const Call& call, const Sizes& sizes, PyObject* stream) {
+    if (call.signal.is_present())
+        add_signals(call.signal, call.groups, sizes.m, kSignalRows, signal_threshold(sizes.n), stream);
+}
+
 void run_product_on_cpu(const Call& call, const Sizes& sizes) {
     const Family& family = family_of(call.op);
     if (family.check_values != nullptr) family.check_values(call, sizes);
     run_in_torch(call, Py_None);
+    add_signals_in_torch(call, sizes, Py_None);
 }
 
 // D = beta * C, or 0: nothing that needs a kernel of its own.
-void run_without_k(const Gpu& gpu, const Call& call, void* stream) {
+void write_without_k(const Gpu& gpu, const Call& call, void* stream) {
     const TensorView& d = call.d.view;
     if (!call.c.is_present() && !call.heads.is_given()) return launch_zero_fill(gpu, d, stream);
     const bool is_copy = call.c.is_present() && call.beta == 1.0f;
     if (is_copy && is_same_memory(call.c.view, d)) return;
     const Reference handle = stream_handle(stream, d);
     is_copy ? copy_matrices(call.d, call.c, handle.get()) : run_in_torch(call, handle.get());
+}
+
+void run_without_k(const Gpu& gpu, const Call& call, const Sizes& sizes, void* stream) {
+    write_without_k(gpu, call, stream);
+    if (call.signal.is_present()) add_signals_in_torch(call, sizes, stream_handle(stream, call.d.view).get());
 }
 
 // Memory that must live until the call is enqueued.
@@ -141,7 +155,7 @@ void run_on_gpu(const Steps& steps, Call& call, const Sizes& sizes, const Layout
     const Gpu& gpu = get_supported_gpu(d.ordinal);
     void* stream = parse_stream(call.stream, d.ordinal, d.is_described);
     const bool is_run = !get_compile_mode();
-    if (sizes.k == 0) return is_run ? run_without_k(gpu, call, stream) : void();
+    if (sizes.k == 0) return is_run ? run_without_k(gpu, call, sizes, stream) : void();
     if (call.use_vendor)
         return is_run ? run_vendor(call.op, name_operands(call).get(), stream_handle(stream, d).get()) : void();
     const Layouts layouts = with_scale_copies(gpu, call, sizes, given);
@@ -198,7 +212,7 @@ void launch_explicit(const LoadedKernel& kernel, Call& call, int num_sms) {
     const TensorView& d = call.d.view;
     check_kernel_device(kernel, d);
     void* stream = parse_stream(call.stream, d.ordinal, d.is_described);
-    if (sizes.k == 0) return run_without_k(*kernel.gpu, call, stream);
+    if (sizes.k == 0) return run_without_k(*kernel.gpu, call, sizes, stream);
     const Problem given = steps.make_problem(kernel.gpu->device.sm_count, call, sizes, layouts);
     check_variant(kernel, given, layouts, call.c.is_present());
     check_compiled_dims(kernel.problem, sizes);

@@ -133,6 +133,12 @@ Reference make_ks_tensor(const std::vector<int64_t>& ks, int ordinal, PyObject* 
     return call("make_ks_tensor", "OiO", make_list(ks).get(), ordinal, stream);
 }
 
+void add_signals(const Operand& signal, const Operand& groups, int64_t rows, int64_t block_rows, int64_t threshold,
+                 PyObject* stream) {
+    call("add_signals", "OOLLLO", signal.object, groups.object, static_cast<long long>(rows),
+         static_cast<long long>(block_rows), static_cast<long long>(threshold), stream);
+}
+
 void copy_matrices(const Operand& d, const Operand& c, PyObject* stream) {
     call("copy_matrices", "OOO", tensor_of(d).get(), tensor_of(c).get(), stream);
 }

@@ -54,6 +54,11 @@ void fill_with_infinity(const Operand& d, void* stream);
 Reference make_cpu_tensor(const std::vector<int64_t>& ks);
 Reference make_ks_tensor(const std::vector<int64_t>& ks, int ordinal, PyObject* stream);
 
+// Add `threshold` to the signal of every `block_rows` rows among the `rows` of each group that begin within the rows in
+// use, which `groups` says.
+void add_signals(const Operand& signal, const Operand& groups, int64_t rows, int64_t block_rows, int64_t threshold,
+                 PyObject* stream);
+
 // D = C, of the same shape.
 void copy_matrices(const Operand& d, const Operand& c, PyObject* stream);
 

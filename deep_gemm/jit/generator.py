@@ -136,7 +136,7 @@ def _count_columns(problem: "_C.Problem", config: "_C.Config") -> int:
 
 
 def _render(problem: "_C.Problem", config: "_C.Config", second: "_C.Config | None" = None) -> str:
-    parts = _skeleton(problem.op)
+    parts = _skeleton(problem)
     tiles = _render_tile(problem, config)
     if second is not None:
         tiles += _render_tile(problem, second, "Second")[1:]
@@ -172,15 +172,18 @@ def _render_tile(problem: "_C.Problem", config: "_C.Config", prefix: str = "") -
     )
 
 
-def _skeleton(op: str) -> dict[str, str]:
-    """Return what the kernel of an op kind includes, is passed and instantiates, by the template's names."""
-    kind = OP_KINDS[op]
+def _skeleton(problem: "_C.Problem") -> dict[str, str]:
+    """Return what the kernel of a problem includes, is passed and instantiates, by the template's names."""
+    kind = OP_KINDS[problem.op]
     headers = [kind.kernel]
     if kind.is_logits:
         headers.append("mqa_paged_schedule" if kind.is_paged else "mqa_prefill_schedule")
     else:  # which tiles there are is the scheduler's to say
         headers.append(f"sm90/scheduler/{kind.grouping}_scheduler")
     scheduler = _class_of(headers[1].rpartition("/")[2])
+    if problem.has_signals:  # the same tiles, and an epilogue that says when they are stored
+        headers.append("sm90/epilogue/signals")
+        scheduler = "SignallingScheduler"
     return {
         "includes": "\n".join(f'#include "deep_gemm/{header}.cuh"' for header in headers),
         "group_parameter": ",\n    const __grid_constant__ deep_gemm::GroupParams groups" if kind.is_grouped else "",

@@ -52,7 +52,7 @@ PARAMS_FIELDS = (
     "head_right",
     "zero",
 )
-_GROUP_PARAMS = struct.Struct("<QQQQqqqqI16xI8x")
+_GROUP_PARAMS = struct.Struct("<QQQQqqqqI16xIQ")
 _GROUP_PARAMS_FIELDS = (
     "groups",
     "a",
@@ -64,6 +64,7 @@ _GROUP_PARAMS_FIELDS = (
     "c_stride_group",
     "num_groups",
     "num_parts",
+    "signals",
 )
 FP8_PROBLEM = _C.Problem("fp8_gemm", 1, 1, 1, scale_layout="any")
 
@@ -155,7 +156,7 @@ def read_params(launch: dict) -> dict:
 def read_group_params(launch: dict) -> dict:
     """Return the GroupParams of the launch event of a grouped kernel by field name; what is reserved must be zero."""
     data = bytes.fromhex(launch["groups"])
-    assert not any(data[-28:-12]) and not any(data[-8:])
+    assert not any(data[-28:-12])
     return dict(zip(_GROUP_PARAMS_FIELDS, _GROUP_PARAMS.unpack(data)))
 
 

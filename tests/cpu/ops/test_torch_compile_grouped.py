@@ -111,7 +111,7 @@ def test_second_names_compile():
 
 
 @pytest.mark.parametrize(
-    "options", [{"enable_overlap": False, "signal": None}, {"max_block_n": 256}, {"signal": False}], ids=str
+    "options", [{"enable_overlap": False, "signal": None}, {"max_block_n": 160}, {"signal": False}], ids=str
 )
 def test_options_that_are_off_compile(options):
     def program(a, b, counts, d, other, c):
@@ -307,19 +307,20 @@ _BOOLS = [
         "expected_m = True: must be an int",
     ),
 ]
-_SM100 = [
-    (
-        "m_grouped_fp8_gemm_nt_masked",
-        lambda call, d: (call.a, call.b, d, call.groups, 16),
-        {name: value},
-        errors.ArgumentError,
-        f"{name} = {value}: no kernel of SM90 takes it",
+_SIGNALS = [
+    (name, lambda call, d: (call.a, call.b, d, call.groups, 16), options, errors.ArgumentError, message)
+    for name in MASKED_OPS
+    for options, message in (
+        ({"enable_overlap": True}, "signal = None: enable_overlap=True writes signals"),
+        ({"enable_overlap": 1}, "enable_overlap = 1: must be a bool"),
+        ({"max_block_n": 0}, "max_block_n = 0: must be an int >= 1"),
+        ({"max_block_n": True}, "max_block_n = True: must be an int >= 1"),
+        ({"signal": 5}, "signal = 5: is written only with enable_overlap=True"),
     )
-    for name, value in (("enable_overlap", True), ("max_block_n", 255), ("max_block_n", True), ("signal", 5))
 ]
 
 
-@pytest.mark.parametrize("name, spoil, options, error, message", [*WRONG, *_NONE, *_BOOLS, *_SM100])
+@pytest.mark.parametrize("name, spoil, options, error, message", [*WRONG, *_NONE, *_BOOLS, *_SIGNALS])
 def test_wrong_input_says_what_the_eager_call_says(name, spoil, options, error, message):
     """Objects that a graph cannot hold run eagerly and fail there; tensors and numbers fail while they are traced, in
     an error of torch's.
