@@ -143,6 +143,9 @@ inline void createpolicy_fractional_L2_evict_first_b64(unsigned long long& polic
 inline void griddepcontrol_wait() {}
 inline void griddepcontrol_launch_dependents() {}
 
+// ---- signals.cpp ----
+void red_release_gpu_global_add_u32(u32* address, u32 value);
+
 // ---- tma.cpp ----
 inline void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes(u32 to, const void* map, u32 x,
                                                                                      u32 y, u32 barrier) {
