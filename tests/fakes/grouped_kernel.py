@@ -5,6 +5,7 @@ wrong as a test wants.
 import torch
 
 from deep_gemm.numerics import widen
+from deep_gemm.stream import add_signals
 
 
 class FakeGroupedKernel:
@@ -15,7 +16,7 @@ class FakeGroupedKernel:
     def __init__(self, problem, config, fault=None):
         self.problem, self.config, self.fault, self.count = problem, config, fault, 0
 
-    def launch(self, a, scale_a, b, scale_b, d, c=None, *, groups, num_sms=0, stream=None) -> None:
+    def launch(self, a, scale_a, b, scale_b, d, c=None, *, groups, num_sms=0, signal=None, stream=None) -> None:
         """Multiply at once; num_sms and stream change nothing here."""
         assert (c is None) == (self.problem.c_mode == "none") and (scale_a is None) == (scale_b is None) == (
             "fp8" not in self.problem.op
@@ -29,6 +30,8 @@ class FakeGroupedKernel:
                 d[group, :size] = multiply(a[group, :size], scales[0], b[group], scales[1]).to(d.dtype)
         else:
             self._select_rows(a, scale_a, b, scale_b, d, groups)
+        if signal is not None:
+            add_signals(signal, groups, a.shape[1], 64, 8 * -(-d.shape[-1] // 8), None)
         self.count += 1
         if self.fault is not None:
             self.fault(self, d)

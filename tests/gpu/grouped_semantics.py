@@ -311,6 +311,7 @@ def grouped_semantics_jobs(world: World) -> list:
     from .grouped_psum import psum_jobs
     from .grouped_semantics_runtime import grouped_runtime_jobs
     from .grouped_semantics_values import grouped_value_jobs
+    from .signals import signal_jobs
 
     jobs = [
         (f"{run.__name__} {variant}: {number}", partial(run, world, variant, shape))
@@ -325,4 +326,5 @@ def grouped_semantics_jobs(world: World) -> list:
         for run, variants in plans
         for variant in variants
     ]
-    return jobs + grouped_value_jobs(world) + grouped_runtime_jobs(world) + psum_jobs(world)
+    jobs += grouped_value_jobs(world) + grouped_runtime_jobs(world)
+    return jobs + psum_jobs(world) + signal_jobs(world)
