@@ -57,7 +57,7 @@ _GROUPED = [
     _take("fp8_m_grouped_gemm_nt_masked", f"masked_m expected_m {_FP8} enable_overlap max_block_n signal"),
     _take("m_grouped_fp8_fp4_gemm_nt_masked", f"masked_m expected_m {_FP8}"),
     _take("m_grouped_bf16_gemm_nt_masked", "masked_m expected_m"),
-    _take("bf16_m_grouped_gemm_nt_masked", "masked_m expected_m_per_group"),
+    _take("bf16_m_grouped_gemm_nt_masked", "masked_m expected_m_per_group enable_overlap max_block_n signal"),
     _take("k_grouped_fp8_gemm_nt_contiguous", f"ks ks_cpu ks_tensor grouped_layout c recipe {_PSUM}"),
     _take("k_grouped_fp8_gemm_tn_contiguous", "ks ks_tensor c recipe"),
     _take("k_grouped_bf16_gemm_tn_contiguous", f"ks ks_tensor c compiled_dims {_PSUM}"),

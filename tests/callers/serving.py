@@ -112,7 +112,7 @@ def sglang_limits_the_sms(device: str) -> None:
 
 
 def sglang_runs_masked_experts(device: str) -> None:
-    """Without overlap there are no further arguments; with defaults of the overlap they say nothing."""
+    """Without overlap there are no further arguments; where they are off they say nothing."""
     a, b, d, masked_m = make_masked(device)
     with use_sms(None):
         deep_gemm.fp8_m_grouped_gemm_nt_masked(a, b, d, masked_m, 21)
@@ -123,13 +123,32 @@ def sglang_runs_masked_experts(device: str) -> None:
     check_masked(d, restore(a), restore(b), masked_m)
 
 
+def sglang_sends_rows_while_they_are_computed(device: str) -> None:
+    """The down projection signals its rows; the combine kernel of other SMs is told which number of rows a signal is
+    for, and what it waits for. Signals are made for blocks of 64 rows, whatever comes back.
+    """
+    a, b, d, masked_m = make_masked(device)
+    room = d.shape[1]
+    signal = torch.zeros(GROUPS * ((room + 63) // 64), dtype=torch.int32, device=device)
+    with use_sms(max(deep_gemm.get_num_sms() - 3, 1)):
+        returned = deep_gemm.fp8_m_grouped_gemm_nt_masked(
+            a, b, d, masked_m, 21, enable_overlap=True, max_block_n=160, signal=signal
+        )
+    block_m, threshold = returned
+    blocks = -(-room // block_m)
+    for group, rows in enumerate(masked_m.tolist()):
+        counters = signal[group * blocks : (group + 1) * blocks].tolist()
+        assert counters == [threshold if first < rows else 0 for first in range(0, room, block_m)]
+    check_masked(d, restore(a), restore(b), masked_m)
+
+
 def sglang_falls_back_on_runtime_errors(device: str) -> None:
-    """Overlap with the combine kernel is for a fork's kernels; SGLang catches RuntimeError."""
+    """What is missing for an overlap is said in an error that SGLang catches."""
     a, b, d, masked_m = make_masked(device)
     signal = torch.zeros(GROUPS, dtype=torch.int32, device=device)
-    for options in ({"enable_overlap": True}, {"signal": signal}, {"max_block_n": 160}):
+    for options in ({"enable_overlap": True}, {"signal": signal}, {"enable_overlap": True, "signal": signal[:1]}):
         call = functools.partial(deep_gemm.fp8_m_grouped_gemm_nt_masked, a, b, d, masked_m, 21, **options)
-        expect_refusal(call, "SM100 only", *options)
+        expect_refusal(call, "signal")
 
 
 def sglang_counts_on_rows_that_do_not_depend_on_m(device: str) -> None:
@@ -214,6 +233,7 @@ PROGRAMS = (
     vllm_routes_with_the_vendors_product,
     sglang_limits_the_sms,
     sglang_runs_masked_experts,
+    sglang_sends_rows_while_they_are_computed,
     sglang_falls_back_on_runtime_errors,
     sglang_counts_on_rows_that_do_not_depend_on_m,
     sglang_prepares_scales,
