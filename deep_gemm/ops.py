@@ -1,8 +1,8 @@
 """The table of public ops: one row for each, from which come the builtins, their signatures and docstrings, the
 `torch.library` schemas, what torch.compile records, the exports of the package and the table of the documentation.
 
-The op kind says whether operands are FP8 pairs `(data, scales)` or BF16 matrices. A parameter is described once
-(`_PARAMETERS`); its name says what it is, here and in the native code.
+The op kind says whether operands are FP8 pairs `(data, scales)` or BF16 matrices. Parameters are described in
+deep_gemm.op_parameters.
 """
 
 from collections.abc import Callable
@@ -11,31 +11,7 @@ from types import ModuleType
 
 from deep_gemm import _C, hc_prenorm, logits, op_docs, vendor
 from deep_gemm.fields import OP_KINDS
-
-#: The default of a parameter that must be given.
-REQUIRED = object()
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of an op.
-
-    Attributes: `schema`: how a graph holds it, in the syntax of torch.library; empty where no graph can. `check`: what
-        the argument must be for a graph to hold it (a function of stand_ins); empty where anything is accepted.
-        `alias`: its second name as a keyword, which other versions of the API use.
-    """
-
-    name: str
-    schema: str
-    default: object = REQUIRED
-    check: str = ""
-    alias: str | None = None
-    is_keyword_only: bool = False
-
-    @property
-    def text(self) -> str:
-        """The parameter as a signature writes it."""
-        return self.name if self.default is REQUIRED else f"{self.name}={self.default!r}"
+from deep_gemm.op_parameters import REQUIRED, Parameter, take
 
 
 @dataclass(frozen=True)
@@ -116,106 +92,32 @@ class Op:
         return f"({', '.join(texts)}) -> {'Tensor' if self.returns_tensor else '()'}"
 
 
-_PARAMETERS = {
-    parameter.name: parameter
-    for parameter in (
-        Parameter("expr", "str expr", check="text"),
-        Parameter("a", "Tensor a", check="operand"),
-        Parameter("b", "Tensor b", check="operand"),
-        Parameter("d", "Tensor(d!) d", check="tensor"),
-        Parameter("c", "Tensor? c=None", None, check="tensor"),
-        Parameter("head_splits", "int[] head_splits", check="integers"),
-        Parameter("m_indices", "Tensor m_indices", check="tensor", alias="grouped_layout"),
-        Parameter("masked_m", "Tensor masked_m", check="tensor"),
-        Parameter("expected_m", "SymInt expected_m", check="integer", alias="expected_m_per_group"),
-        Parameter("ks", "SymInt[] ks", check="sizes", alias="ks_cpu"),
-        Parameter("ks_tensor", "Tensor? ks_tensor=None", None, check="tensor", alias="grouped_layout"),
-        Parameter("sqr_sum", "Tensor(s!) sqr_sum", check="tensor"),
-        Parameter("num_splits", "SymInt? num_splits=None", None, check="optional_integer"),
-        Parameter("use_cublaslt", "bool use_cublaslt=False", False, check="flag"),
-        Parameter("recipe", "int[]? recipe=None", None, check="optional_integers"),
-        Parameter("recipe_a", "int[]? recipe_a=None", None, check="optional_integers", is_keyword_only=True),
-        Parameter("recipe_b", "int[]? recipe_b=None", None, check="optional_integers", is_keyword_only=True),
-        Parameter("compiled_dims", "str? compiled_dims=None", None, check="optional_text"),
-        Parameter("disable_ue8m0_cast", "bool disable_ue8m0_cast=False", False, check="flag"),
-        Parameter("alpha", "float alpha=1.0", 1.0, check="optional_number", is_keyword_only=True),
-        Parameter("beta", "float beta=1.0", 1.0, check="number", is_keyword_only=True),
-        Parameter("epilogue", "", None, check="unused", is_keyword_only=True),
-        Parameter("enable_overlap", "", None, check="unused", is_keyword_only=True),
-        Parameter("max_block_n", "", None, check="unused_limit", is_keyword_only=True),
-        Parameter("signal", "", None, check="unused", is_keyword_only=True),
-        Parameter("use_psum_layout", "bool use_psum_layout=False", False, check="flag", is_keyword_only=True),
-        Parameter("ensure_zero_padding", "bool ensure_zero_padding=False", False, check="flag", is_keyword_only=True),
-        Parameter(
-            "expected_m_for_psum_layout",
-            "SymInt? expected_m_for_psum_layout=None",
-            None,
-            check="optional_integer",
-            is_keyword_only=True,
-        ),
-        Parameter("q", "Tensor q", check="queries"),
-        Parameter("kv", "Tensor kv", check="operand"),
-        Parameter("kv_cache", "Tensor kv_cache", check="tensor"),
-        Parameter("weights", "Tensor weights", check="tensor"),
-        Parameter("cu_seq_len_k_start", "Tensor cu_seq_len_k_start", check="tensor"),
-        Parameter("cu_seq_len_k_end", "Tensor cu_seq_len_k_end", check="tensor"),
-        Parameter("context_lens", "Tensor context_lens", check="tensor"),
-        Parameter("block_table", "Tensor block_table", check="tensor"),
-        Parameter("schedule_meta", "Tensor schedule_meta", check="tensor"),
-        Parameter("block_kv", "SymInt block_kv", check="integer"),
-        Parameter("num_sms", "SymInt num_sms", check="integer"),
-        Parameter("max_context_len", "SymInt max_context_len", check="integer"),
-        Parameter("clean_logits", "bool clean_logits=True", True, check="cleaning"),
-        Parameter("max_seqlen_k", "SymInt max_seqlen_k=0", 0, check="length"),
-        Parameter("logits_dtype", "ScalarType? logits_dtype=None", None, check="dtype"),
-        Parameter("indices", "Tensor? indices=None", None, check="tensor"),
-        Parameter("stream", "", None, check="absent", is_keyword_only=True),
-    )
-}
-
-
-def _take(names: str, **defaults: object) -> tuple[Parameter, ...]:
-    """Return the named parameters, with defaults of their own where they have such."""
-    chosen = [_PARAMETERS[name] for name in names.split()]
-    return tuple(
-        replace(one, default=defaults[one.name], schema=_with_default(one, defaults[one.name]))
-        if one.name in defaults
-        else one
-        for one in chosen
-    )
-
-
-def _with_default(parameter: Parameter, default: object) -> str:
-    """Return the schema of a parameter with another default, if that is a flag; others stay as they are."""
-    return f"bool {parameter.name}={default}" if isinstance(default, bool) else parameter.schema
-
-
 _FP8_OPTIONS = "recipe compiled_dims disable_ue8m0_cast"
 _OWN_RECIPES = "recipe_a recipe_b"
 _OVERLAP = "enable_overlap max_block_n signal"
 _DENSE = {
-    "fp8": _take(f"a b d c {_FP8_OPTIONS} alpha beta {_OWN_RECIPES} epilogue stream"),
-    "bf16": _take("a b d c compiled_dims alpha beta epilogue stream"),
+    "fp8": take(f"a b d c {_FP8_OPTIONS} alpha beta {_OWN_RECIPES} epilogue stream"),
+    "bf16": take("a b d c compiled_dims alpha beta epilogue stream"),
 }
 _PSUM = "use_psum_layout ensure_zero_padding expected_m_for_psum_layout"
 _CONTIGUOUS = {
-    "fp8": _take(f"a b d m_indices {_FP8_OPTIONS} {_OWN_RECIPES} {_PSUM} stream"),
-    "bf16": _take(f"a b d m_indices compiled_dims {_PSUM} stream"),
+    "fp8": take(f"a b d m_indices {_FP8_OPTIONS} {_OWN_RECIPES} {_PSUM} stream"),
+    "bf16": take(f"a b d m_indices compiled_dims {_PSUM} stream"),
 }
 _MASKED = {
-    "fp8": _take(f"a b d masked_m expected_m {_FP8_OPTIONS} {_OWN_RECIPES} {_OVERLAP} stream"),
-    "bf16": _take(f"a b d masked_m expected_m compiled_dims {_OVERLAP} stream"),
+    "fp8": take(f"a b d masked_m expected_m {_FP8_OPTIONS} {_OWN_RECIPES} {_OVERLAP} stream"),
+    "bf16": take(f"a b d masked_m expected_m compiled_dims {_OVERLAP} stream"),
 }
 _K_GROUPED = {
-    "fp8": _take("a b d ks ks_tensor c recipe compiled_dims use_psum_layout stream", recipe=(1, 1, 128)),
-    "bf16": _take("a b d ks ks_tensor c compiled_dims use_psum_layout stream"),
+    "fp8": take("a b d ks ks_tensor c recipe compiled_dims use_psum_layout stream", recipe=(1, 1, 128)),
+    "bf16": take("a b d ks ks_tensor c compiled_dims use_psum_layout stream"),
 }
 
 
 def _list_dense() -> list[Op]:
     layouts = ("nt", "nn", "tn", "tt")
     gemms = [Op(f"{t}_gemm_{layout}", "dense", f"{t}_gemm", layout, _DENSE[t]) for t in _DENSE for layout in layouts]
-    heads = Op("fp8_gemm_nt_skip_head_mid", "heads", "fp8_gemm", "nt", _take(f"a b d head_splits {_FP8_OPTIONS}"))
+    heads = Op("fp8_gemm_nt_skip_head_mid", "heads", "fp8_gemm", "nt", take(f"a b d head_splits {_FP8_OPTIONS}"))
     return [*gemms, heads]
 
 
@@ -267,7 +169,7 @@ def _list_logits() -> list[Op]:
             "logits",
             "fp8_mqa_logits",
             "nt",
-            _take(f"q kv weights {ranges}"),
+            take(f"q kv weights {ranges}"),
             other_names=("fp8_fp4_mqa_logits",),
         ),
         Op(
@@ -275,7 +177,7 @@ def _list_logits() -> list[Op]:
             "paged_logits",
             "fp8_paged_mqa_logits",
             "nt",
-            _take(f"q kv_cache weights {pages}", clean_logits=False),
+            take(f"q kv_cache weights {pages}", clean_logits=False),
             other_names=("fp8_fp4_paged_mqa_logits",),
         ),
         Op(
@@ -283,7 +185,7 @@ def _list_logits() -> list[Op]:
             "metadata",
             "",
             "nt",
-            _take("context_lens block_kv num_sms indices"),
+            take("context_lens block_kv num_sms indices"),
             module=logits,
         ),
     ]
@@ -292,13 +194,13 @@ def _list_logits() -> list[Op]:
 def _list_batched() -> list[Op]:
     """Return the ops whose products an expression names; the rows' op kinds are those of most expressions."""
     return [
-        Op("einsum", "einsum", "batched_bf16_gemm", "nt", _take("expr a b d c use_cublaslt stream")),
+        Op("einsum", "einsum", "batched_bf16_gemm", "nt", take("expr a b d c use_cublaslt stream")),
         Op(
             "fp8_einsum",
             "fp8_einsum",
             "batched_fp8_gemm",
             "nt",
-            _take("expr a b d c recipe stream", recipe=(1, 128, 128)),
+            take("expr a b d c recipe stream", recipe=(1, 128, 128)),
         ),
     ]
 
@@ -327,9 +229,7 @@ def _put_own_recipes_first(parameters: tuple[Parameter, ...]) -> tuple[Parameter
 
 
 def _list_vendor() -> list[Op]:
-    return [
-        Op(f"cublaslt_gemm_{layout}", "vendor", "", layout, _take("a b d c")) for layout in ("nt", "nn", "tn", "tt")
-    ]
+    return [Op(f"cublaslt_gemm_{layout}", "vendor", "", layout, take("a b d c")) for layout in ("nt", "nn", "tn", "tt")]
 
 
 #: Every public op.
@@ -338,7 +238,7 @@ OPS = (
     *_list_m_grouped(),
     *_list_k_grouped(),
     *_list_batched(),
-    Op("tf32_hc_prenorm_gemm", "hc_prenorm", "", "nt", _take("a b d sqr_sum num_splits"), module=hc_prenorm),
+    Op("tf32_hc_prenorm_gemm", "hc_prenorm", "", "nt", take("a b d sqr_sum num_splits"), module=hc_prenorm),
     *_list_logits(),
     *_list_fp8_or_fp4([*_list_dense(), *_list_m_grouped()]),
     *_list_vendor(),

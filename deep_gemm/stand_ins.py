@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-from deep_gemm.ops import Op, Parameter
+from deep_gemm.op_parameters import Parameter
+from deep_gemm.ops import Op
 
 _SOURCE = """\
 def stand_in{signature}:

@@ -12,7 +12,8 @@ import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import ArgumentError, ProblemError
 from deep_gemm.op_docs import list_shapes
-from deep_gemm.ops import EXPORTS, FUNCTIONS, OPS, REQUIRED, make_table
+from deep_gemm.op_parameters import REQUIRED
+from deep_gemm.ops import EXPORTS, FUNCTIONS, OPS, make_table
 
 #: Templates of ops that return a tensor.
 RETURNING = ("logits", "paged_logits", "metadata")
