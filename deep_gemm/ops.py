@@ -101,23 +101,25 @@ _DENSE = {
 }
 _PSUM = "use_psum_layout ensure_zero_padding expected_m_for_psum_layout"
 _CONTIGUOUS = {
-    "fp8": take(f"a b d m_indices {_FP8_OPTIONS} {_OWN_RECIPES} {_PSUM} stream"),
-    "bf16": take(f"a b d m_indices compiled_dims {_PSUM} stream"),
+    "fp8": take(f"a b d m_indices {_FP8_OPTIONS} {_OWN_RECIPES} {_PSUM} epilogue stream"),
+    "bf16": take(f"a b d m_indices compiled_dims {_PSUM} epilogue stream"),
 }
 _MASKED = {
-    "fp8": take(f"a b d masked_m expected_m {_FP8_OPTIONS} {_OWN_RECIPES} {_OVERLAP} stream"),
-    "bf16": take(f"a b d masked_m expected_m compiled_dims {_OVERLAP} stream"),
+    "fp8": take(f"a b d masked_m expected_m {_FP8_OPTIONS} {_OWN_RECIPES} {_OVERLAP} epilogue stream"),
+    "bf16": take(f"a b d masked_m expected_m compiled_dims {_OVERLAP} epilogue stream"),
 }
 _K_GROUPED = {
-    "fp8": take("a b d ks ks_tensor c recipe compiled_dims use_psum_layout stream", recipe=(1, 1, 128)),
-    "bf16": take("a b d ks ks_tensor c compiled_dims use_psum_layout stream"),
+    "fp8": take("a b d ks ks_tensor c recipe compiled_dims use_psum_layout epilogue stream", recipe=(1, 1, 128)),
+    "bf16": take("a b d ks ks_tensor c compiled_dims use_psum_layout epilogue stream"),
 }
 
 
 def _list_dense() -> list[Op]:
     layouts = ("nt", "nn", "tn", "tt")
     gemms = [Op(f"{t}_gemm_{layout}", "dense", f"{t}_gemm", layout, _DENSE[t]) for t in _DENSE for layout in layouts]
-    heads = Op("fp8_gemm_nt_skip_head_mid", "heads", "fp8_gemm", "nt", take(f"a b d head_splits {_FP8_OPTIONS}"))
+    heads = Op(
+        "fp8_gemm_nt_skip_head_mid", "heads", "fp8_gemm", "nt", take(f"a b d head_splits {_FP8_OPTIONS} epilogue")
+    )
     return [*gemms, heads]
 
 
@@ -194,13 +196,13 @@ def _list_logits() -> list[Op]:
 def _list_batched() -> list[Op]:
     """Return the ops whose products an expression names; the rows' op kinds are those of most expressions."""
     return [
-        Op("einsum", "einsum", "batched_bf16_gemm", "nt", take("expr a b d c use_cublaslt stream")),
+        Op("einsum", "einsum", "batched_bf16_gemm", "nt", take("expr a b d c use_cublaslt epilogue stream")),
         Op(
             "fp8_einsum",
             "fp8_einsum",
             "batched_fp8_gemm",
             "nt",
-            take("expr a b d c recipe stream", recipe=(1, 128, 128)),
+            take("expr a b d c recipe epilogue stream", recipe=(1, 128, 128)),
         ),
     ]
 

@@ -37,34 +37,34 @@ _MODULES = [
 ]
 _DENSE = [
     *(_take(f"fp8_gemm_{layout}", f"c {_FP8} epilogue alpha") for layout in _LAYOUTS),
-    *(_take(f"fp8_fp4_gemm_{layout}", f"c {_FP8} alpha") for layout in _LAYOUTS),
-    *(_take(f"bf16_gemm_{layout}", "c compiled_dims alpha") for layout in _LAYOUTS),
+    *(_take(f"fp8_fp4_gemm_{layout}", f"c {_FP8} epilogue alpha") for layout in _LAYOUTS),
+    *(_take(f"bf16_gemm_{layout}", "c compiled_dims epilogue alpha") for layout in _LAYOUTS),
     *(_take(f"cublaslt_gemm_{layout}", "c") for layout in _LAYOUTS),
-    _take("fp8_gemm_nt_skip_head_mid", "head_splits disable_ue8m0_cast"),
+    _take("fp8_gemm_nt_skip_head_mid", "head_splits disable_ue8m0_cast epilogue"),
 ]
 _GROUPED = [
     _take(
         "m_grouped_fp8_gemm_nt_contiguous",
-        f"m_indices grouped_layout {_FP8} {_PSUM} ensure_zero_padding expected_m_for_psum_layout",
+        f"m_indices grouped_layout {_FP8} {_PSUM} epilogue ensure_zero_padding expected_m_for_psum_layout",
     ),
-    _take("m_grouped_fp8_gemm_nn_contiguous", f"m_indices {_FP8} {_PSUM}"),
+    _take("m_grouped_fp8_gemm_nn_contiguous", f"m_indices {_FP8} {_PSUM} epilogue"),
     *(
-        _take(f"m_grouped_fp8_fp4_gemm_{layout}_contiguous", f"grouped_layout {_FP8} {_PSUM}")
+        _take(f"m_grouped_fp8_fp4_gemm_{layout}_contiguous", f"grouped_layout {_FP8} {_PSUM} epilogue")
         for layout in ("nt", "nn")
     ),
-    *(_take(f"m_grouped_bf16_gemm_{layout}_contiguous", f"m_indices {_PSUM}") for layout in ("nt", "nn")),
-    _take("m_grouped_fp8_gemm_nt_masked", f"masked_m expected_m {_FP8}"),
+    *(_take(f"m_grouped_bf16_gemm_{layout}_contiguous", f"m_indices {_PSUM} epilogue") for layout in ("nt", "nn")),
+    _take("m_grouped_fp8_gemm_nt_masked", f"masked_m expected_m {_FP8} epilogue"),
     _take("fp8_m_grouped_gemm_nt_masked", f"masked_m expected_m {_FP8} enable_overlap max_block_n signal"),
-    _take("m_grouped_fp8_fp4_gemm_nt_masked", f"masked_m expected_m {_FP8}"),
-    _take("m_grouped_bf16_gemm_nt_masked", "masked_m expected_m"),
+    _take("m_grouped_fp8_fp4_gemm_nt_masked", f"masked_m expected_m {_FP8} epilogue"),
+    _take("m_grouped_bf16_gemm_nt_masked", "masked_m expected_m epilogue"),
     _take("bf16_m_grouped_gemm_nt_masked", "masked_m expected_m_per_group enable_overlap max_block_n signal"),
-    _take("k_grouped_fp8_gemm_nt_contiguous", f"ks ks_cpu ks_tensor grouped_layout c recipe {_PSUM}"),
-    _take("k_grouped_fp8_gemm_tn_contiguous", "ks ks_tensor c recipe"),
-    _take("k_grouped_bf16_gemm_tn_contiguous", f"ks ks_tensor c compiled_dims {_PSUM}"),
+    _take("k_grouped_fp8_gemm_nt_contiguous", f"ks ks_cpu ks_tensor grouped_layout c recipe {_PSUM} epilogue"),
+    _take("k_grouped_fp8_gemm_tn_contiguous", "ks ks_tensor c recipe epilogue"),
+    _take("k_grouped_bf16_gemm_tn_contiguous", f"ks ks_tensor c compiled_dims {_PSUM} epilogue"),
 ]
 _ATTENTION = [
-    _take("einsum", "c use_cublaslt"),
-    _take("fp8_einsum", "c recipe"),
+    _take("einsum", "c use_cublaslt epilogue"),
+    _take("fp8_einsum", "c recipe epilogue"),
     _take("fp8_mqa_logits", "clean_logits max_seqlen_k"),
     _take("fp8_fp4_mqa_logits", "clean_logits logits_dtype"),
     _take("get_paged_mqa_logits_metadata", "indices"),

@@ -10,7 +10,7 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C
-from deep_gemm.errors import ArgumentError, ProblemError
+from deep_gemm.errors import ArgumentError, DeepGemmError, ProblemError
 from deep_gemm.op_docs import list_shapes
 from deep_gemm.op_parameters import REQUIRED
 from deep_gemm.ops import EXPORTS, FUNCTIONS, OPS, make_table
@@ -79,6 +79,20 @@ def test_a_builtin_knows_its_name_and_its_parameters(op):
     ):
         with pytest.raises(ArgumentError, match=re.escape(message)):
             function(*positional, **named)
+
+
+TAKES_EPILOGUE = [op for op in OPS if any(parameter.name == "epilogue" for parameter in op.parameters)]
+
+
+@pytest.mark.parametrize("op", TAKES_EPILOGUE, ids=lambda op: op.name)
+def test_an_epilogue_is_none(op):
+    """What is said comes before the operands are looked at, and None says nothing."""
+    x = torch.zeros(1)
+    operands = [(x, x) if parameter.name in op.pairs else x for parameter in op.parameters[: op.num_required]]
+    with pytest.raises(ArgumentError, match="epilogue = 'x': no kernel of SM90 takes it, it is SM100 only; pass None"):
+        FUNCTIONS[op.name](*operands, epilogue="x")
+    with pytest.raises(DeepGemmError, match="^(?!.*epilogue)"):
+        FUNCTIONS[op.name](*operands, epilogue=None)
 
 
 def expand(name: str) -> list[str]:

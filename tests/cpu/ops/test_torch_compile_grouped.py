@@ -70,7 +70,7 @@ def test_every_op_compiles(name, backend):
 
     def program(a, b, groups, d, other, c):
         op(a, b, d, groups, *hints_of(name))
-        op(a, b, other, groups, *hints_of(name), compiled_dims="nk")
+        op(a, b, other, groups, *hints_of(name), compiled_dims="nk", epilogue=None)
         return d + c, other * 2
 
     check_compiled(program, make_call(name), backend)

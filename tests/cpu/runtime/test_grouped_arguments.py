@@ -48,7 +48,7 @@ def quiet_torch():
 @pytest.mark.parametrize("op", OPS)
 def test_valid_calls(op):
     arguments = make_arguments(op)
-    assert call(op, d=arguments["d"]) is None
+    assert call(op, d=arguments["d"], epilogue=None) is None
     assert arguments["d"].flatten()[0] == (128 if op.startswith("k_grouped") else K)
 
 
