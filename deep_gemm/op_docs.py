@@ -212,7 +212,8 @@ Args:
     clean_logits: positions that a token does not see become -inf. If False, a GPU leaves them as they were allocated,
         and the CPU makes them 0. An int here is max_seqlen_k, as newer versions of the API have it.
     max_seqlen_k: if > 0, the result has this many columns, row i begins at position start[i], and nothing is cleaned.
-{_LOGITS_TYPES}{op_texts.STREAM}
+{_LOGITS_TYPES}    schedule_meta: must be None; a schedule of keys without pages is SM100 only.
+{op_texts.STREAM}
 Returns: [tokens, n] or [tokens, max_seqlen_k], a new tensor whose rows start at multiples of 64 elements.
 
 Heads and tokens of q lie at any multiple of 16 bytes, keys and weights at any pitch of such; all of these and the

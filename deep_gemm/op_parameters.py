@@ -91,16 +91,17 @@ PARAMETERS = {
 
 
 def take(names: str, **defaults: object) -> tuple[Parameter, ...]:
-    """Return the named parameters, with defaults of their own where they have such."""
-    chosen = [PARAMETERS[name] for name in names.split()]
+    """Return the named parameters, with defaults of their own where they have such. One whose default becomes None is
+    here to be None, and no graph holds it.
+    """
     return tuple(
-        replace(one, default=defaults[one.name], schema=_with_default(one, defaults[one.name]))
-        if one.name in defaults
-        else one
-        for one in chosen
+        _with_default(PARAMETERS[name], defaults[name]) if name in defaults else PARAMETERS[name]
+        for name in names.split()
     )
 
 
-def _with_default(parameter: Parameter, default: object) -> str:
-    """Return the schema of a parameter with another default, if that is a flag; others stay as they are."""
-    return f"bool {parameter.name}={default}" if isinstance(default, bool) else parameter.schema
+def _with_default(parameter: Parameter, default: object) -> Parameter:
+    if default is None:
+        return replace(parameter, default=None, schema="", check="absent")
+    schema = f"bool {parameter.name}={default}" if isinstance(default, bool) else parameter.schema
+    return replace(parameter, default=default, schema=schema)

@@ -163,7 +163,7 @@ def _list_k_grouped() -> list[Op]:
 
 
 def _list_logits() -> list[Op]:
-    ranges = "cu_seq_len_k_start cu_seq_len_k_end clean_logits max_seqlen_k logits_dtype stream"
+    ranges = "cu_seq_len_k_start cu_seq_len_k_end clean_logits max_seqlen_k logits_dtype schedule_meta stream"
     pages = "context_lens block_table schedule_meta max_context_len clean_logits logits_dtype indices stream"
     return [
         Op(
@@ -171,7 +171,7 @@ def _list_logits() -> list[Op]:
             "logits",
             "fp8_mqa_logits",
             "nt",
-            take(f"q kv weights {ranges}"),
+            take(f"q kv weights {ranges}", schedule_meta=None),
             other_names=("fp8_fp4_mqa_logits",),
         ),
         Op(
@@ -271,10 +271,7 @@ EXPORTS = {name: FUNCTIONS[op.name] for op in OPS for name in (op.name, *op.othe
 
 
 #: Parameters that are no operands: how, not what.
-_OPTIONS = frozenset(
-    f"{_FP8_OPTIONS} {_OWN_RECIPES} {_OVERLAP} {_PSUM.partition(' ')[2]} alpha beta epilogue stream"
-    " use_cublaslt".split()
-)
+_OPTIONS = frozenset(f"{_FP8_OPTIONS} {_OWN_RECIPES} {_PSUM.partition(' ')[2]} alpha beta use_cublaslt".split())
 #: Parameters that the table shows by their shapes.
 _SHOWN = frozenset(("a", "b", "d", "q", "kv", "kv_cache"))
 
@@ -295,7 +292,7 @@ def _make_row(ops: list[Op]) -> str:
     """Return the row of ops that differ in their layout alone."""
     op, layouts = ops[0], ",".join(one.layout for one in ops)
     name = op.name.replace(f"_{op.layout}", f"_{{{layouts}}}") if len(ops) > 1 else op.name
-    others = [p.name for p in op.parameters if p.name not in _SHOWN | _OPTIONS]
+    others = [p.name for p in op.parameters if p.schema and p.name not in _SHOWN | _OPTIONS]
     texts = ((name, *op.other_names), (op_docs.formula(op),), op_docs.list_shapes(op), others)
     names, *cells = (", ".join(f"`{text}`" for text in cell) for cell in texts)
     return f"| {' | '.join([names, op_docs.get_purpose(op), *cells])} |"

@@ -12,6 +12,9 @@
 namespace deep_gemm {
 namespace {
 
+// The repr of a tensor would read it.
+std::string type_repr(PyObject* object) { return short_repr(reinterpret_cast<PyObject*>(Py_TYPE(object))); }
+
 Dtype parse_logits_dtype(PyObject* object) {
     if (!is_given(object) || object == torch_access().float32) return Dtype::kFloat32;
     if (object == torch_access().bfloat16) return Dtype::kBfloat16;
@@ -34,14 +37,22 @@ Reference take_queries(PyObject* object) {
     const Reference pair = parse_pair("q", object);
     if (PyTuple_GET_ITEM(pair.get(), 1) != Py_None)
         throw Error(ErrorKind::kArgument,
-                    "q[1] = " + short_repr(reinterpret_cast<PyObject*>(Py_TYPE(PyTuple_GET_ITEM(pair.get(), 1)))) +
+                    "q[1] = " + type_repr(PyTuple_GET_ITEM(pair.get(), 1)) +
                         ": queries with scales are FP4, which is SM100 only; pass FP8 queries or (q, None), and "
                         "multiply the weights by the scales.");
     return Reference::borrow(PyTuple_GET_ITEM(pair.get(), 0));
 }
 
+// A call without pages has no schedule on SM90; newer versions of the API have the parameter.
+void check_no_schedule(PyObject* object) {
+    if (!is_given(object)) return;
+    throw Error(ErrorKind::kArgument,
+                "schedule_meta = " + type_repr(object) + ": without pages a schedule is SM100 only; pass None.");
+}
+
 // The sixth argument was clean_logits, a bool, and later became max_seqlen_k, an int.
 void parse_options(const LogitsValues& values, bool is_paged, LogitsOperands& logits) {
+    if (!is_paged) check_no_schedule(values.schedule);
     const bool is_length =
         !is_paged && is_given(values.is_clean) && PyLong_Check(values.is_clean) && !PyBool_Check(values.is_clean);
     if (is_length && is_given(values.columns) && parse_columns("max_seqlen_k", values.columns) > 0)

@@ -66,7 +66,7 @@ _ATTENTION = [
     _take("einsum", "c use_cublaslt epilogue"),
     _take("fp8_einsum", "c recipe epilogue"),
     _take("fp8_mqa_logits", "clean_logits max_seqlen_k"),
-    _take("fp8_fp4_mqa_logits", "clean_logits logits_dtype"),
+    _take("fp8_fp4_mqa_logits", "clean_logits max_seqlen_k logits_dtype schedule_meta"),
     _take("get_paged_mqa_logits_metadata", "indices"),
     _take("fp8_paged_mqa_logits", "clean_logits"),
     _take("fp8_fp4_paged_mqa_logits", "indices clean_logits logits_dtype"),

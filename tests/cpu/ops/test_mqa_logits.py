@@ -57,6 +57,15 @@ def test_the_sixth_argument_may_be_a_flag():
     assert not (deep_gemm.fp8_fp4_mqa_logits(*operands.values(), False) == INF).any()
 
 
+@pytest.mark.parametrize("options", [(True, 0, None, None), (True, 0, torch.float32, None)], ids=str)
+def test_a_schedule_without_pages_may_be_none(options):
+    """The ninth argument of newer versions of the API."""
+    operands = make_prefill(4, 70)
+    expected = deep_gemm.fp8_mqa_logits(**operands)
+    assert torch.equal(deep_gemm.fp8_fp4_mqa_logits(*operands.values(), *options), expected)
+    assert torch.equal(deep_gemm.fp8_fp4_mqa_logits(**operands, schedule_meta=None), expected)
+
+
 def test_queries_may_be_a_pair_with_none():
     operands = make_prefill(4, 70)
     expected = deep_gemm.fp8_mqa_logits(**operands)
@@ -198,6 +207,11 @@ SCHEDULE = deep_gemm.get_paged_mqa_logits_metadata(PAGED["context_lens"], 64, 4)
         ({"clean_logits": 5, "max_seqlen_k": 6}, ArgumentError, "pass it once"),
         ({"stream": "x"}, ArgumentError, "stream = 'x'"),
         ({"indices": None}, ArgumentError, "unknown argument 'indices'"),
+        (
+            {"schedule_meta": torch.zeros(8, dtype=torch.int32)},
+            ArgumentError,
+            "schedule_meta = <class 'torch.Tensor'>: without pages a schedule is SM100 only; pass None",
+        ),
     ],
 )
 def test_prefill_checks(changes, error, message):

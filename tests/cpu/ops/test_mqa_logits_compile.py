@@ -34,7 +34,9 @@ def score_paged(q, cache, weights, lengths, table, **options):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize(
-    "options", [{}, {"clean_logits": False, "logits_dtype": torch.bfloat16}, {"max_seqlen_k": 40}], ids=str
+    "options",
+    [{}, {"clean_logits": False, "logits_dtype": torch.bfloat16}, {"max_seqlen_k": 40}, {"schedule_meta": None}],
+    ids=str,
 )
 def test_prefill_compiles(options, backend):
     operands = list(make_prefill(6, 70).values())
@@ -65,6 +67,7 @@ def test_a_symbolic_length():
 
 WRONG_OPTIONS = [
     {"clean_logits": 40, "max_seqlen_k": 40}, {"clean_logits": None}, {"max_seqlen_k": True}, {"max_seqlen_k": 1.5},
+    {"schedule_meta": 5},
 ]  # fmt: skip
 
 
