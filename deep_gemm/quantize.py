@@ -117,19 +117,20 @@ def swiglu_per_token_cast_to_fp8(
 def per_channel_cast_to_fp8(
     x: torch.Tensor, use_ue8m0: bool, gran_k: int = SCALE_BLOCK
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise x [m, n], m a multiple of `gran_k`, with one scale per `gran_k` rows and one column.
+    """Quantise x [..., m, n], a matrix or groups of matrices, m a multiple of `gran_k`, with one scale per `gran_k`
+    rows and one column.
 
-    Returns: float8_e4m3fn [m, n] and float32 scales [m / gran_k, n].
-    Raises: ShapeError unless x is such a matrix, DtypeError unless it is floating point, ArgumentError for gran_k.
+    Returns: float8_e4m3fn [..., m, n] and float32 scales [..., m / gran_k, n].
+    Raises: ShapeError for a vector, a scalar or another m, DtypeError unless x is floating point, ArgumentError for
+        gran_k.
     """
     cast = _channel_cast(x, use_ue8m0, gran_k)
     if cast is not NotImplemented:
         return cast
     check_flag("use_ue8m0", use_ue8m0)
     _check_channels(x, gran_k)
-    m = x.shape[0]
-    data, scales = _cast(x.unflatten(0, (m // gran_k, gran_k)), (1,), use_ue8m0)
-    return data.flatten(0, 1), scales.squeeze(1)
+    data, scales = _cast(x.unflatten(-2, (x.shape[-2] // gran_k, gran_k)), (-2,), use_ue8m0)
+    return data.flatten(-3, -2), scales.squeeze(-2)
 
 
 def per_block_cast_to_fp8(
@@ -307,18 +308,12 @@ def _check_dims(x: torch.Tensor, dims: tuple[int, ...], use_ue8m0: bool) -> set[
 
 
 def _check_channels(x: torch.Tensor, gran_k: int) -> None:
-    _check_matrix(x)
+    _check_matrices(x)
     _check_granularity(gran_k)
-    if x.shape[0] % gran_k:
+    if x.shape[-2] % gran_k:
         raise ShapeError(
-            f"m = {x.shape[0]}: per-channel scales cover {gran_k} rows each; pad x to a multiple of {gran_k} rows."
+            f"m = {x.shape[-2]}: per-channel scales cover {gran_k} rows each; pad x to a multiple of {gran_k} rows."
         )
-
-
-def _check_matrix(x: torch.Tensor) -> None:
-    _check_floating(x)
-    if x.dim() != 2:
-        raise ShapeError(f"x.ndim = {x.dim()}: must be a matrix [m, n]; reshape it.")
 
 
 def _check_matrices(x: torch.Tensor) -> None:

@@ -124,10 +124,10 @@ def make_other_cases(dtype: torch.dtype, use_ue8m0: bool, name: str) -> Iterator
             f"per_block {name} {shape} gran_k={gran}",
             lambda x=x, gran=gran: quantize.per_block_cast_to_fp8(x, use_ue8m0, gran),
         )
-    for m, n, gran in ((256, 512, 128), (128, 70, 128), (1024, 1000, 128), (192, 300, 32)):
-        x = make_values((m, n), dtype)
+    for *shape, gran in ((256, 512, 128), (128, 70, 128), (1024, 1000, 128), (192, 300, 32), (3, 128, 200, 64)):
+        x = make_values(tuple(shape), dtype)
         yield (
-            f"per_channel {name} {m}x{n} gran_k={gran}",
+            f"per_channel {name} {'x'.join(map(str, shape))} gran_k={gran}",
             lambda x=x, gran=gran: quantize.per_channel_cast_to_fp8(x, use_ue8m0, gran),
         )
     for shape, kept in (((1000, 128), 1), ((5, 100), 1), ((7, 6, 64), 2), ((300, 4, 1, 32), 1), ((1, 120), 0)):

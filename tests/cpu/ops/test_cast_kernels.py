@@ -288,6 +288,18 @@ def test_per_channel(m, n, dtype, gran, use_ue8m0):
     check(blocks(x, gran, use_ue8m0, True), quantize.per_channel_cast_to_fp8(x, use_ue8m0, gran))
 
 
+@pytest.mark.parametrize("shape, extra", [((3, 128, 70), 0), pytest.param((2, 2, 64, 96), 4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("is_tall", [True, False])
+def test_per_channel_of_groups(shape, extra, is_tall):
+    """Groups that lie one after the other are one tall matrix, others are walked apart."""
+    x = strided(values(shape), extra)
+    x = x if is_tall else torch.stack([x, x * 2], x.dim() - 2).select(x.dim() - 2, 1)
+    gran = min(shape[-2], 128)
+    plan = cast_kernels.plan_blocks(x, gran, False, True)
+    assert plan.launches[0].grid[1:] == ((math.prod(shape[:-1]) // gran, 1) if is_tall else (1, math.prod(shape[:-2])))
+    check(run_plan(plan, x), quantize.per_channel_cast_to_fp8(x, False, gran))
+
+
 def test_memory_that_no_kernel_walks_is_left_to_torch():
     x = values((2, 3, 128, 130))
     assert rows(x.mT) is None and blocks(x.mT) is None and rows(x[:, ::2].permute(1, 0, 2, 3)) is None

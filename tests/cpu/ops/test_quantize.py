@@ -93,7 +93,9 @@ def test_zero_sizes():
         ):
             data, scales = cast(torch.empty(shape), False)
             assert data.shape == shape and scales.shape == (rows, -(-shape[1] // 128))
-    assert deep_gemm.per_channel_cast_to_fp8(torch.empty(0, 8), False)[1].shape == (0, 8)
+    for shape in ((0, 8), (2, 0, 8), (0, 128, 8), (2, 128, 0)):
+        data, scales = deep_gemm.per_channel_cast_to_fp8(torch.empty(shape), False)
+        assert data.shape == shape and scales.shape == (*shape[:-2], shape[-2] // 128, shape[-1])
 
 
 CASTS = [
@@ -110,6 +112,17 @@ CASTS = [
 @pytest.mark.parametrize("cast", CASTS)
 @pytest.mark.parametrize("shape", [(3, 130, 300), (2, 2, 5, 129), (1, 256, 128)])
 def test_each_group_is_quantised_by_itself(shape, cast, use_ue8m0):
+    check_groups(shape, cast, use_ue8m0)
+
+
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+@pytest.mark.parametrize("shape", [(3, 160, 300), (2, 2, 32, 129), (1, 256, 128)])
+def test_each_group_has_channels_of_its_own(shape, use_ue8m0):
+    check_groups(shape, lambda x, use_ue8m0: deep_gemm.per_channel_cast_to_fp8(x, use_ue8m0, gran_k=32), use_ue8m0)
+
+
+def check_groups(shape, cast, use_ue8m0):
+    """Compare the cast of random groups with those of each alone."""
     x = torch.randn(shape) * 10.0 ** torch.arange(shape[0]).view(
         -1, *[1] * (len(shape) - 1)
     )  # a scale shared by two groups is wrong for one
@@ -158,14 +171,14 @@ def test_powers_of_two_are_exact():
 
 
 def test_wrong_inputs():
-    for cast in (deep_gemm.per_token_cast_to_fp8, deep_gemm.per_block_cast_to_fp8):
+    casts = deep_gemm.per_token_cast_to_fp8, deep_gemm.per_block_cast_to_fp8, deep_gemm.per_channel_cast_to_fp8
+    for cast in casts:
         for x in (torch.zeros(()), torch.zeros(3)):
             with pytest.raises(ShapeError, match=rf"x.ndim = {x.ndim}: must be a matrix \[m, n\] or groups of them"):
                 cast(x, False)
-    with pytest.raises(ShapeError, match="x.ndim = 3: must be a matrix"):
-        deep_gemm.per_channel_cast_to_fp8(torch.zeros(1, 128, 3), False)
-    with pytest.raises(ShapeError, match="m = 100: per-channel scales cover 128 rows"):
-        deep_gemm.per_channel_cast_to_fp8(torch.zeros(100, 4), False)
+    for shape in ((100, 4), (128, 100, 4)):
+        with pytest.raises(ShapeError, match="m = 100: per-channel scales cover 128 rows"):
+            deep_gemm.per_channel_cast_to_fp8(torch.zeros(shape), False)
     with pytest.raises(DtypeError, match="x.dtype = torch.int64"):
         deep_gemm.per_block_cast_to_fp8(torch.zeros(4, 4, dtype=torch.int64), False)
     with pytest.raises(ShapeError, match=r"dims = \(3,\)"):
