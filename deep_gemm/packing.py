@@ -17,6 +17,10 @@ PER_WORD = 4
 def ceil_to_ue8m0(x: torch.Tensor) -> torch.Tensor:
     """Return the smallest powers of two that are at least |x|, as float32, within 2^-126..2^127.
 
+    Infinities and NaN give 2^127, as in DeepGEMM: the exponent above it stands for NaN. The casts to FP8 with
+    use_ue8m0=True round as this does, but give what holds such a number the scale 1, with which its finite numbers up
+    to 448 are kept; with 2^127 they would become 0.
+
     Raises: ArgumentError, DtypeError for what has no such powers.
     """
     check_tensor("x", x)

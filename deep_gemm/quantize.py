@@ -1,7 +1,8 @@
 """Quantise tensors to FP8 (E4M3) with scale factors of several granularities.
 
 Every cast clamps the largest magnitude of a group at 1e-4, takes scale = amax / 448 (the largest E4M3 number), rounds
-the scale up to a power of two where asked, and returns (x / scale in float8_e4m3fn, scale in float32).
+the scale up to a power of two where asked, and returns (x / scale in float8_e4m3fn, scale in float32). What shares a
+scale with infinity or NaN has the scale 1 where powers of two are asked, else infinity or NaN.
 
 The torch formula of this file is the definition. CUDA tensors of SM90 run a one-pass kernel where there is one
 (cast_kernels.py): its results are equal to the bit to the formula on the same GPU. The formula divides by a number,
@@ -36,7 +37,7 @@ def align(x: int, y: int) -> int:
 
 
 def round_up_to_power_of_two(x: torch.Tensor) -> torch.Tensor:
-    """Return the smallest powers of two that are at least x (float32, positive), exactly."""
+    """Return the smallest powers of two that are at least x (float32, positive), exactly; 1 for infinity and NaN."""
     mantissa, exponent = torch.frexp(x)  # x = mantissa * 2**exponent, mantissa in [0.5, 1)
     return torch.where(mantissa == 0.5, x, torch.ldexp(torch.ones_like(x), exponent))
 

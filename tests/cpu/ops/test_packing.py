@@ -8,6 +8,7 @@ from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
 from deep_gemm.utils import layout
 
 G, MN, STEPS = 3, 37, 6
+INF = float("inf")
 
 
 ENDS = torch.tensor([3, 768], dtype=torch.int32)  # 1 and 5 rows; the second group is from 128 on
@@ -87,8 +88,8 @@ def test_packing_and_unpacking_are_inverse():
 
 
 def test_the_next_power_of_two():
-    x = torch.tensor([1.0, 1.0000001, 3.0, -4.0, 0.0, 2.0**-130, 448.0])
-    expected = [1.0, 2.0, 4.0, 4.0, 2.0**-126, 2.0**-126, 512.0]
+    x = torch.tensor([1.0, 1.0000001, 3.0, -4.0, 0.0, 2.0**-130, 448.0, 3e38, INF, -INF, float("nan")])
+    expected = [1.0, 2.0, 4.0, 4.0, 2.0**-126, 2.0**-126, 512.0, *[2.0**127] * 4]
     assert deep_gemm.ceil_to_ue8m0(x).tolist() == expected
 
 

@@ -170,6 +170,35 @@ def test_powers_of_two_are_exact():
     assert torch.equal(round_up_to_power_of_two(torch.nextafter(powers, torch.tensor(0.0))), powers)
 
 
+@pytest.mark.parametrize("special", [float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    "cast, options",
+    [
+        (deep_gemm.per_token_cast_to_fp8, {}),
+        (deep_gemm.per_block_cast_to_fp8, {}),
+        (deep_gemm.per_channel_cast_to_fp8, {}),
+        (deep_gemm.per_custom_dims_cast_to_fp8, {"dims": (0,)}),
+    ],
+)
+def test_what_shares_a_scale_with_infinity_or_nan_keeps_its_numbers(cast, options, special):
+    """Where scales are powers of two: with ceil_to_ue8m0's 2^127 the numbers would become 0."""
+    x = torch.arange(128.0).repeat(128, 1) - 64.0
+    x[3] = x[:, 3] = special  # in every row, column and block
+    data, scales = cast(x, use_ue8m0=True, **options)
+    finite = x.isfinite()
+    assert (scales == 1.0).all() and torch.equal(data.float()[finite], x[finite].to(FP8).float())
+    assert deep_gemm.ceil_to_ue8m0(x[3, :1]) == 2.0**127
+    unrounded = cast(x, use_ue8m0=False, **options)[1]
+    assert not unrounded.isfinite().any() and unrounded.isnan().all() == x.isnan().any()
+
+
+@pytest.mark.parametrize("amax", [1e-4, 0.3, 448.0, 448.0001, 1e5, 3e38])
+def test_rounded_scales_are_those_of_ceil_to_ue8m0(amax):
+    x = torch.full((1, 128), amax)
+    plain, rounded = (deep_gemm.per_token_cast_to_fp8(x, use_ue8m0)[1] for use_ue8m0 in (False, True))
+    assert torch.equal(rounded, deep_gemm.ceil_to_ue8m0(plain))
+
+
 def test_wrong_inputs():
     casts = deep_gemm.per_token_cast_to_fp8, deep_gemm.per_block_cast_to_fp8, deep_gemm.per_channel_cast_to_fp8
     for cast in casts:
