@@ -22,6 +22,7 @@ NUM_RANKED: int
 OP_KINDS: tuple[OpKind, ...]
 PAGE_SIZES: tuple[int, ...]
 PROBLEM_FIELDS: tuple[Field, ...]
+SETTINGS: dict
 STAGE_K_BYTES: int
 TILE_QUEUE_BYTES: int
 WHOLE_GPU_SMS: int

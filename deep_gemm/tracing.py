@@ -6,6 +6,8 @@ would slow every eager call down. So each public op has a stand-in, registered w
 Registering imports torch._dynamo, which takes seconds, so it waits until something else imports that. Tracers that run
 the program on fake tensors (`make_fx`, non-strict `torch.export`) reach the C functions, which then ask for
 `get_recorder`.
+
+C functions that return a setting of the process have stand-ins, too: a graph holds what they returned.
 """
 
 import functools
@@ -17,7 +19,7 @@ from types import ModuleType
 
 import torch
 
-from deep_gemm import planned
+from deep_gemm import _C, planned
 from deep_gemm.errors import ArgumentError
 from deep_gemm.library import get_op
 from deep_gemm.ops import FUNCTIONS, OPS, Op
@@ -38,12 +40,13 @@ _given: set[Callable] = globals().get("_given", set())
 
 
 def substitute_when_traced() -> None:
-    """Give Dynamo the stand-ins of the public ops and of planned calls, now or as soon as it is imported; each is given
-    once.
+    """Give Dynamo the stand-ins of the public ops, of planned calls and of settings, now or as soon as it is imported;
+    each is given once.
     """
     ops = [(FUNCTIONS[op.name], functools.partial(_make_leaving_stand_in, op)) for op in OPS]
     calls: list[_Pending] = [(call, lambda: planned.decline) for call in planned.CALLS]
-    pending = [(function, make) for function, make in ops + calls if function not in _given]
+    settings: list[_Pending] = [(getattr(_C, name), functools.partial(_make_reader, name)) for name in _C.SETTINGS]
+    pending = [(function, make) for function, make in ops + calls + settings if function not in _given]
     if not pending:  # a second finder would hide the first
         return
     finder = _DynamoFinder(pending)
@@ -56,6 +59,22 @@ def substitute_when_traced() -> None:
 def _make_leaving_stand_in(op: Op) -> Callable:
     """Return the stand-in of an op that breaks the graph where that cannot hold the arguments."""
     return make_stand_in(op, get_op(op.name), torch.compiler.disable(FUNCTIONS[op.name], reason=_RULE))
+
+
+def _make_reader(name: str) -> Callable:
+    """Return the stand-in of the function `name` of _C, which returns a setting: what it returns while a program is
+    traced is a constant of the graph, and the program is traced again where another value was set since.
+    """
+    function = getattr(_C, name)
+
+    @torch.compiler.assume_constant_result
+    def read(setting: str, *arguments: object) -> object:
+        return function(*arguments)
+
+    def stand_in(*arguments: object) -> object:
+        return read(_C.SETTINGS[name], *arguments)
+
+    return stand_in
 
 
 def is_recording() -> bool:

@@ -56,9 +56,27 @@ bool parse_mode(const py::object& flag) {
     return checked_integer(flag.ptr(), kModeField, ErrorKind::kArgument) == 1;
 }
 
-void bind_limits(py::module_& m) {
+// The names of functions that return settings, each with a text of what was set last ("": nothing). A graph of
+// torch.compile holds what such a function returned, and guards by the text (deep_gemm/tracing.py).
+py::dict make_settings() {
+    py::dict settings;
+    for (const char* name : {"get_num_sms", "get_mk_alignment_for_contiguous_layout", "get_tc_util", "get_pdl",
+                             "get_compile_mode", "is_batch_invariant"})
+        settings[name] = "";
+    return settings;
+}
+
+void note(const py::dict& settings, const char* name, const py::object& value) { settings[name] = py::str(value); }
+
+void bind_limits(py::module_& m, const py::dict& settings) {
     m.def(
-        "set_num_sms", [](const py::object& num_sms) { set_num_sms(parse_num_sms(num_sms.ptr())); }, "num_sms"_a,
+        "set_num_sms",
+        [settings](const py::object& num_sms) {
+            const int count = parse_num_sms(num_sms.ptr());
+            set_num_sms(count);
+            note(settings, "get_num_sms", py::cast(count));
+        },
+        "num_sms"_a,
         "Let launches of this process use `num_sms` SMs; 0, or more than the device has, means all. Raises: "
         "ArgumentError.");
     m.def(
@@ -67,14 +85,23 @@ void bind_limits(py::module_& m) {
         "the current GPU, for which it opens the driver; 0 where there is no GPU.");
     m.def(
         "set_mk_alignment_for_contiguous_layout",
-        [](const py::object& alignment) { set_mk_alignment(parse_alignment(alignment)); }, "alignment"_a,
+        [settings](const py::object& alignment) {
+            set_mk_alignment(parse_alignment(alignment));
+            note(settings, "get_mk_alignment_for_contiguous_layout", py::cast(get_mk_alignment()));
+        },
+        "alignment"_a,
         "Let the rows of every group of m-grouped contiguous products of this process start at multiples of "
         "`alignment`: a multiple of 8 up to 65536, 128 by default. Smaller ones leave fewer configs. Raises: "
         "ArgumentError.");
     m.def("get_mk_alignment_for_contiguous_layout", &get_mk_alignment,
           "Return what set_mk_alignment_for_contiguous_layout set last.");
     m.def(
-        "set_tc_util", [](const py::object& ratio) { set_tc_util(parse_factor("ratio", ratio.ptr())); }, "ratio"_a,
+        "set_tc_util",
+        [settings](const py::object& ratio) {
+            set_tc_util(parse_factor("ratio", ratio.ptr()));
+            note(settings, "get_tc_util", py::cast(get_tc_util()));
+        },
+        "ratio"_a,
         "Keep the share of the tensor cores that the caller wants used, 0..1; numbers above 1 are percent. Accepted "
         "for compatibility: no kernel of SM90 limits itself by it. Raises: ArgumentError.");
     m.def(
@@ -91,23 +118,33 @@ void bind_limits(py::module_& m) {
     m.def("get_tc_util", &get_tc_util, "Return what set_tc_util set last, within 0..1; 1.0 by default.");
 }
 
-void bind_switches(py::module_& m) {
+void bind_switches(py::module_& m, const py::dict& settings) {
     m.def(
-        "set_pdl", [](const py::object& is_enabled) { set_pdl(parse_flag("is_enabled", is_enabled.ptr())); },
+        "set_pdl",
+        [settings](const py::object& is_enabled) {
+            set_pdl(parse_flag("is_enabled", is_enabled.ptr()));
+            note(settings, "get_pdl", py::cast(get_pdl()));
+        },
         "is_enabled"_a,
         "Let kernels of this process start while the kernel before them in the stream ends (programmatic dependent "
         "launch); on by default. They touch memory only after it has ended. Raises: ArgumentError.");
     m.def("get_pdl", &get_pdl, "Return whether set_pdl is on.");
     m.def(
-        "set_compile_mode", [](const py::object& flag) { set_compile_mode(parse_mode(flag)); }, "flag"_a,
+        "set_compile_mode",
+        [settings](const py::object& flag) {
+            set_compile_mode(parse_mode(flag));
+            note(settings, "get_compile_mode", py::cast(get_compile_mode()));
+        },
+        "flag"_a,
         "Let calls of this process check their operands, choose, compile and load, and run nothing: no kernel is "
         "launched and no operand is read or written; off by default. Raises: ArgumentError.");
     m.def("get_compile_mode", &get_compile_mode, "Return whether set_compile_mode is on.");
     m.def(
         "set_batch_invariant",
-        [](const py::object& is_enabled) {
-            if (is_enabled.is_none()) return reset_batch_invariant();
-            set_batch_invariant(parse_flag("is_enabled", is_enabled.ptr()));
+        [settings](const py::object& is_enabled) {
+            is_enabled.is_none() ? reset_batch_invariant()
+                                 : set_batch_invariant(parse_flag("is_enabled", is_enabled.ptr()));
+            note(settings, "is_batch_invariant", is_enabled);
         },
         "is_enabled"_a,
         "Limit selection of every op kind to configs with which a row of D does not depend on m, bit for bit (True), "
@@ -132,8 +169,10 @@ void bind_ops(py::module_& m) {
         "`is_blocks`: the groups of K lie in 1-D blocks; `parameters`: (name, second name or None) in order, of which "
         "the first ones are required and those after `num_positional` keyword-only; `documentation`: the text "
         "signature and the docstring. Raises: ArgumentError, ProblemError.");
-    bind_limits(m);
-    bind_switches(m);
+    const py::dict settings = make_settings();
+    m.attr("SETTINGS") = settings;
+    bind_limits(m, settings);
+    bind_switches(m, settings);
 }
 
 }  // namespace deep_gemm

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import deep_gemm
-from deep_gemm import errors, tracing
+from deep_gemm import _C, errors, tracing
 from tests.fakes.grouped_operands import OPS
 from tests.fakes.operands import align, make_operands, one_thread
 
@@ -278,6 +278,60 @@ def test_inputs_that_require_grad_are_computed_with_and_no_graph_is_recorded(nam
         getattr(deep_gemm, name)(a, b, d)
         compiled = torch.compile(program, fullgraph=True, backend=backend)(a, b)
     assert not d.requires_grad and not compiled.requires_grad and torch.equal(compiled, d * 2)
+
+
+#: What models ask besides the ops, of a number.
+HELPERS = {
+    "get_num_sms": lambda n: deep_gemm.get_num_sms(),
+    "get_tc_util": lambda n: deep_gemm.get_tc_util(),
+    "get_pdl": lambda n: int(deep_gemm.get_pdl()),
+    "get_compile_mode": lambda n: int(deep_gemm.get_compile_mode()),
+    "get_deterministic_algorithms": lambda n: int(deep_gemm.get_deterministic_algorithms()),
+    "is_batch_invariant": lambda n: int(deep_gemm.is_batch_invariant("bf16_gemm")),
+    "get_mk_alignment": lambda n: deep_gemm.get_mk_alignment_for_contiguous_layout(),
+    "get_m_alignment": lambda n: deep_gemm.get_m_alignment_for_contiguous_layout(),
+    "theoretical": lambda n: deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(n, 4),
+    "get_tma_aligned_size": lambda n: deep_gemm.get_tma_aligned_size(n, 2),
+    "ceil_div": lambda n: deep_gemm.ceil_div(n, 16),
+    "align": lambda n: deep_gemm.align(n, deep_gemm.get_mk_alignment_for_contiguous_layout()),
+}
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+@pytest.mark.parametrize("name", HELPERS)
+def test_helpers_are_part_of_the_graph(name, is_dynamic):
+    def program(x):
+        return x + HELPERS[name](x.shape[0])
+
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager", dynamic=is_dynamic)
+    for x in (torch.zeros(70), torch.ones(33)):
+        assert torch.equal(compiled(x), program(x))
+
+
+#: Function that returns a setting -> (what sets it, two values); the first one is what holds after the test.
+SETTINGS = {
+    "get_num_sms": (deep_gemm.set_num_sms, 0, 66),
+    "get_mk_alignment_for_contiguous_layout": (deep_gemm.set_mk_alignment_for_contiguous_layout, 128, 64),
+    "get_tc_util": (deep_gemm.set_tc_util, 1.0, 0.5),
+    "get_pdl": (deep_gemm.set_pdl, True, False),
+    "get_compile_mode": (deep_gemm.set_compile_mode, False, True),
+    "is_batch_invariant": (deep_gemm.set_batch_invariant, None, True),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_that_changes_has_a_graph_of_its_own(name):
+    assert set(_C.SETTINGS) == set(SETTINGS)
+    change, usual, other = SETTINGS[name]
+    counter, read = CompileCounter(), getattr(deep_gemm, name)
+    compiled = torch.compile(lambda x: (x + 1, read()), fullgraph=True, backend=counter)
+    try:
+        for value in (usual, other, usual, other):
+            change(value)
+            assert compiled(torch.zeros(2))[1] == read()
+    finally:
+        change(usual)
+    assert counter.frame_count == 2
 
 
 def test_no_alpha_is_one():
