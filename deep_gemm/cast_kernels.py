@@ -23,11 +23,42 @@ _LAYOUT_ROWS, _LAYOUT_COLUMNS = 64, 64  # scale_layout.cuh
 _PACKING_THREADS = 256  # k_grouped_packing.cuh
 _FP8, _FLOAT = torch.float8_e4m3fn, torch.float32
 
+#: Name of a row of plain_kernels, threads of a CTA, constants: what get_kernel takes.
+KernelOf = tuple[str, int, dict[str, int]]
 #: (shape, strides).
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 #: Whether gates and ups lie in turn, and the bits of the limit in FP32, -1 for none.
 Swiglu = tuple[int, int]
 X, MASKED_M, DATA, SCALES = argument(0), argument(1), memory(0), memory(1)
+
+
+def name_row_kernel(
+    dtype: torch.dtype,
+    gran: int,
+    use_ue8m0: bool,
+    is_masked: bool,
+    is_aligned: bool = True,
+    swiglu: Swiglu | None = None,
+) -> KernelOf:
+    """Return the kernel of plan_rows. `is_aligned`: all rows and groups of rows are multiples of 16 bytes."""
+    is_interleaved, limit_bits = swiglu or (0, -1)
+    constants = {
+        "kElement": _ELEMENTS[dtype], "kGran": gran, "kUe8m0": int(use_ue8m0), "kSwiglu": int(bool(swiglu)),
+        "kInterleaved": is_interleaved, "kLimited": int(limit_bits >= 0), "kMasked": int(is_masked),
+        "kAligned": int(is_aligned), "kSaturates": int(_does_torch_saturate()),
+    }  # fmt: skip
+    return "cast_rows", _ROW_THREADS, constants
+
+
+def name_block_kernel(
+    dtype: torch.dtype, gran: int, use_ue8m0: bool, is_per_column: bool, is_aligned: bool = True
+) -> KernelOf:
+    """Return the kernel of plan_blocks."""
+    constants = {
+        "kElement": _ELEMENTS[dtype], "kGran": gran, "kUe8m0": int(use_ue8m0), "kPerColumn": int(is_per_column),
+        "kAligned": int(is_aligned), "kSaturates": int(_does_torch_saturate()),
+    }  # fmt: skip
+    return "cast_blocks", 16 * _COLUMNS * dtype.itemsize // 16, constants
 
 
 def plan_rows(
@@ -65,11 +96,9 @@ def plan_rows(
         mask, groups, rows, n, slices, *_divider(max(slices, 2)), group_stride * size, row_stride * size,
         scale_group, scale_row, scale_column, max(limit_bits, 0),
     )  # fmt: skip
-    kernel = get_kernel(
-        "cast_rows", _ROW_THREADS, kElement=_ELEMENTS[x.dtype], kGran=gran, kUe8m0=use_ue8m0, kSwiglu=bool(swiglu),
-        kInterleaved=is_interleaved, kLimited=limit_bits >= 0, kMasked=is_masked,
-        kAligned=_is_aligned(x, (group_stride, row_stride, n)) and n % chunk == 0, kSaturates=_does_torch_saturate(),
-    )  # fmt: skip
+    is_aligned = _is_aligned(x, (group_stride, row_stride, n)) and n % chunk == 0
+    name, threads, constants = name_row_kernel(x.dtype, gran, use_ue8m0, is_masked, is_aligned, swiglu)
+    kernel = get_kernel(name, threads, **constants)
     ctas = -(-rows * slices // (_ROW_THREADS * _UNROLL))
     if is_masked:
         ctas = min(ctas, -(-_CTAS_PER_SM * _sm_count(x) // max(groups, 1)))
@@ -115,11 +144,9 @@ def plan_blocks(
         return None
     columns = scales[0][-1]
     numbers = (rows, n, group_stride * size, row_stride * size, -(-rows // gran) * columns, columns, 1)
-    kernel = get_kernel(
-        "cast_blocks", 16 * _COLUMNS // chunk, kElement=_ELEMENTS[x.dtype], kGran=gran, kUe8m0=use_ue8m0,
-        kPerColumn=is_per_column, kAligned=_is_aligned(x, (group_stride, row_stride)) and n % chunk == 0,
-        kSaturates=_does_torch_saturate(),
-    )  # fmt: skip
+    is_aligned = _is_aligned(x, (group_stride, row_stride)) and n % chunk == 0
+    name, threads, constants = name_block_kernel(x.dtype, gran, use_ue8m0, is_per_column, is_aligned)
+    kernel = get_kernel(name, threads, **constants)
     room = -(-m // gran) * gran if is_padded else m
     outputs = Memory(*_contiguous((*leading, room, n)), _FP8), Memory(*scales, _FLOAT)
     return _make_plan(kernel, grid, outputs, (X, DATA, SCALES, *numbers))

@@ -68,6 +68,8 @@ def warmup(
 ) -> WarmUpReport:
     """Compile in parallel every kernel that the library chooses for `problems`, and load them on the current GPU.
 
+    For FP8 products these include the casts of BF16 rows, with 128 columns to a scale, that come before them.
+
     Args:
         problems: Problems, their JSON texts or dicts; or the path of a file that DG_RECORD_SHAPES named. Calls of
             tf32_hc_prenorm_gemm are written as problems of that op, of m, n, k and num_splits.

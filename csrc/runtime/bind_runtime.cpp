@@ -120,6 +120,18 @@ void bind_plain_kernels(py::module_& m) {
         "first tensor's GPU, checks nothing but their number, and compiles at the first call. Keep it: builtins are "
         "never freed. Raises: ArgumentError.");
     m.def(
+        "load_plain_kernel",
+        [](const py::object& kernel, const py::object& ordinal) {
+            PlainBuiltin* const builtin = find_plain_builtin(kernel.ptr());
+            if (builtin == nullptr)
+                throw Error(ErrorKind::kArgument,
+                            "kernel = " + short_repr(kernel.ptr()) + ": must be one of make_plain_kernel; pass such.");
+            load_plain_builtin(*builtin, get_supported_gpu(parse_ordinal(ordinal.ptr())));
+        },
+        "kernel"_a, "ordinal"_a = py::none(),
+        "Load what make_plain_kernel returned on CUDA ordinal `ordinal` (None: the current one), as its first launch "
+        "there would. Raises: ArgumentError, the errors of planning.");
+    m.def(
         "make_planned_call",
         [](const std::string& name, const py::object& planner, const std::vector<size_t>& written) {
             Reference function = make_planned_builtin(name, planner.ptr(), written);

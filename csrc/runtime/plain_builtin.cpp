@@ -101,6 +101,8 @@ PlainGrid parse_plain_grid(PyObject* object) {
 
 PlainBuiltin* find_plain_builtin(PyObject* object) { return find_state<PlainBuiltin>(object); }
 
+void load_plain_builtin(PlainBuiltin& builtin, const Gpu& gpu) { builtin.kernel.get(gpu); }
+
 void launch_plain_builtin(PlainBuiltin& builtin, const Gpu& gpu, const PlainGrid& grid, uint64_t* slots, size_t count,
                           void* stream) {
     builtin.kernel.get(gpu);  // which says how many arguments there are

@@ -72,6 +72,9 @@ Reference make_plain_builtin(const std::string& name, const PlainConstants& cons
 struct PlainBuiltin;
 PlainBuiltin* find_plain_builtin(PyObject* object);
 
+// Load it on `gpu`, as its first launch there would. Throws what PlainKernel::get throws.
+void load_plain_builtin(PlainBuiltin& builtin, const Gpu& gpu);
+
 // Read a grid: an int, or a tuple of up to 3. Throws Error(kArgument).
 PlainGrid parse_plain_grid(PyObject* object);
 

@@ -5,17 +5,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from deep_gemm import _C, environment, errors, plan, selection
+import torch
+
+from deep_gemm import _C, cast_kernels, environment, errors, plan, planned, selection
 from deep_gemm.errors import CacheError, CompileError, DeepGemmError, ProblemError
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit import ahead, cache
 from deep_gemm.jit.compile import CompileResult
 from deep_gemm.jit.compile_pool import METADATA, SCALE_COPIES, SUMS, TRANSPOSE, Job, Outcome, get_num_cores, run_jobs
+from deep_gemm.quantize import SCALE_BLOCK
 
 #: The lock of all warm-ups with one cache folder: one process compiles on all cores, the others wait for it.
 _LOCK_KEY = "0" * 63 + "1"
 #: A size at which row-major scales are copied.
 _COPIED_SIZE = 8192
+#: Recipes whose scales the casts of deep_gemm.quantize make.
+_CAST_RECIPES = ("1d2d", "1d1d")
 #: Kernels, each with the first problem that needs it; None: it is for other sizes.
 Needs = dict[Job, "_C.Problem | None"]
 
@@ -35,9 +40,9 @@ def compile_choices(
     """
     cache.get_disk_cache().check()
     listed = _list_runs(listed, any_size)
-    kernels = KernelSet(cores, _list_kernels(listed, device, any_size))
+    kernels = KernelSet(cores, _list_kernels(listed, device, any_size), _list_casts(listed))
     others = dict.fromkeys(Job.of_plain(name, **constants) for name, constants in plain)
-    kernels.compile([*kernels.needed_by, *_list_passes(listed, device, any_size), *others])
+    kernels.compile([*kernels.needed_by, *_list_passes(listed, device, any_size), *kernels.casts, *others])
     kernels.compile(_list_substitutes(kernels, listed, device))
     return kernels
 
@@ -86,9 +91,36 @@ def _list_passes(listed: list["_C.Problem"], device: "_C.Device", any_size: bool
     """
     passes = [TRANSPOSE] if any(OP_KINDS[problem.op].is_fp8 for problem in listed) else []
     passes += [METADATA] if any(OP_KINDS[problem.op].is_paged for problem in listed) else []
-    passes += SCALE_COPIES if any(_may_copy_scales(problem, any_size) for problem in listed) else ()
+    copies = any(_has_mn_major(problem) or _may_copy_scales(problem, any_size) for problem in listed)
+    passes += SCALE_COPIES if copies else ()
     sums = {_C.is_small_sum(problem, device) for problem in listed if OP_KINDS[problem.op].is_summed}
     return passes + [job for job, (is_small, *_) in SUMS.items() if is_small in sums or (sums and any_size)]
+
+
+def _list_casts(listed: list["_C.Problem"]) -> dict[Job, Callable]:
+    """Return what makes FP8 operands of BF16 rows before a product, in calls of its own: with a scale for each row,
+    also of masked groups, and, where both operands may have a scale for each column, with those. Problems do not say
+    whether scales are powers of two. Each has its builtin of make_plain_kernel.
+    """
+    products = [one for one in listed if _is_scaled_product(one) and one.recipe in _CAST_RECIPES]
+    masks = {is_masked for problem in products for is_masked in {False, OP_KINDS[problem.op].has_room}}
+    names = []
+    for use_ue8m0 in (False, True):
+        shared = torch.bfloat16, SCALE_BLOCK, use_ue8m0
+        names += [cast_kernels.name_row_kernel(*shared, is_masked) for is_masked in sorted(masks)]
+        if any(problem.recipe == "1d1d" for problem in products):
+            names.append(cast_kernels.name_block_kernel(*shared, is_per_column=True))
+    return {Job.of_plain(name, **made): planned.get_kernel(name, threads, **made) for name, threads, made in names}
+
+
+def _is_scaled_product(problem: "_C.Problem") -> bool:
+    kind = OP_KINDS[problem.op]
+    return kind.is_fp8 and not kind.is_logits
+
+
+def _has_mn_major(problem: "_C.Problem") -> bool:
+    """Whether calls have MN-major scales, which get_mn_major_tma_aligned_tensor may have made."""
+    return _is_scaled_product(problem) and problem.scale_layout == "mn_major"
 
 
 def _copied_sizes(problem: "_C.Problem") -> dict[str, int]:
@@ -121,11 +153,12 @@ def _list_substitutes(kernels: "KernelSet", listed: list["_C.Problem"], device: 
 @dataclass
 class KernelSet:
     """The kernels so far: those that are there, of which `num_compiled` were compiled, the errors of the others, and
-    what was `broken` when it was loaded.
+    what was `broken` when it was loaded. `casts` have builtins of their own.
     """
 
     cores: int
     needed_by: Needs
+    casts: dict[Job, Callable]
     ready: dict[Job, None] = field(default_factory=dict)
     errors: dict[Job, DeepGemmError] = field(default_factory=dict)
     broken: list[tuple[str, DeepGemmError]] = field(default_factory=list)
@@ -223,6 +256,8 @@ class KernelSet:
             self.attempt(job.describe(), _C.load_transpose_kernel)
         elif job in SCALE_COPIES:
             self.attempt(job.describe(), _C.load_scale_copy_kernels)
+        elif job in self.casts:
+            self.attempt(job.describe(), partial(_C.load_plain_kernel, self.casts[job]))
         elif job.problem and self.needed_by.get(job) is None:
             problem, config, second = job.parse()
             load = partial(_C.Kernel, kernel.cubin, kernel.kernel_name, problem, config, None, second)
