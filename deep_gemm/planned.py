@@ -67,11 +67,12 @@ def memory(index: int, offset: int = 0) -> Place:
 
 def write_to(plan: Plan, places: tuple[Place, ...]) -> Plan:
     """Return the plan with tensors of the call in the place of its memory, in order; it returns nothing."""
-    taken = {memory(index): place for index, place in enumerate(places)}
-    launches = tuple(
-        one._replace(arguments=tuple(taken.get(value, value) for value in one.arguments)) for one in plan.launches
-    )
-    return Plan(launches)
+    taken: dict[int | Place, Place] = {memory(index): place for index, place in enumerate(places)}
+
+    def move(launch: Launch) -> Launch:
+        return launch._replace(arguments=tuple(taken.get(value, value) for value in launch.arguments))
+
+    return Plan(tuple(map(move, plan.launches)))
 
 
 def run(plan: Plan, *arguments: object):

@@ -10,6 +10,7 @@ which torch does by its reciprocal on GPUs: scales of CPU and GPU may differ in 
 """
 
 import struct
+from typing import Any
 
 import torch
 
@@ -248,7 +249,7 @@ def _check_rows(x: torch.Tensor, masked_m: torch.Tensor | None) -> None:
         _check_mask(x, masked_m)
 
 
-def check_limit(name: str, limit: object) -> None:
+def check_limit(name: str, limit: Any) -> None:
     """Raise ArgumentError unless `limit` is a number that FP32 holds, at least 0, or None."""
     if limit is not None and (type(limit) not in (int, float) or not 0 <= limit <= _FP32_MAX):
         raise ArgumentError(f"{name} = {shorten(limit)}: must be a number >= 0 of FP32's range, or None; pass such.")

@@ -65,7 +65,7 @@ def place_by_formula(experts: torch.Tensor, num_experts: int) -> tuple[torch.Ten
 
 def find_starts(buffer: SymmBuffer, counts: torch.Tensor) -> torch.Tensor:
     """Return the first row of each expert on its own GPU, int64 [experts]."""
-    rows = ceil_div(counts.long(), buffer.alignment) * buffer.alignment
+    rows = (counts.long() + buffer.alignment - 1) // buffer.alignment * buffer.alignment
     per_rank = rows.view(buffer.num_ranks, buffer.num_local_experts)
     return (per_rank.cumsum(1) - per_rank).flatten()
 
