@@ -2,10 +2,11 @@
 
 Example: python -m benchmarks.mega_moe --gpus 2
 
-Sizes are those of DeepSeek-V3, with 32 of its experts on each GPU. Every step is checked against its definition first,
-then captured as a graph with the cast of its tokens, and timed between two events over STEPS replays, one number of
-tokens after the other in ROUNDS rounds. `products_us`: both grouped products and the activation between them alone, on
-as many rows, whose time no dispatch can save. Caches are as the step leaves them.
+Sizes are those of DeepSeek-V3, with 32 of its experts on each GPU. Every step is checked against the layer with all
+experts on one GPU (deep_gemm.nn) first, then captured as a graph with the cast of its tokens, and timed between two
+events over STEPS replays, one number of tokens after the other in ROUNDS rounds. `products_us`: both grouped products
+and the activation between them alone, on as many rows, whose time no dispatch can save. Caches are as the step leaves
+them.
 
 Result: {"meta": ..., "rows": [{"gpus", "tokens": of each GPU, "room": of its buffer, "layer_us", "products_us": medians
 of the slowest GPU, "calc_diff": the largest}]}.
@@ -17,6 +18,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,9 +27,9 @@ import deep_gemm
 from deep_gemm import _C
 from deep_gemm.jit.hashing import name_plain
 from deep_gemm.mega import dispatch, layer
+from deep_gemm.nn import Fp8Experts, Fp8GroupedLinear
+from deep_gemm.quantize import per_block_cast_to_fp8
 from deep_gemm.testing import calc_diff
-from tests.gpu.mega_layer import BOUND
-from tests.gpu.mega_operands import choose, fill, make_weights, multiply_experts, prepare
 from tuner.measure.statistics import median
 
 from .stamp import find_results, make_stamp, write_json
@@ -35,16 +37,26 @@ from .stamp import find_results, make_stamp, write_json
 HIDDEN, INTERMEDIATE, TOP_K, LOCAL_EXPERTS = 7168, 2048, 8, 32
 #: Tokens of each GPU, and the room of its buffer.
 TOKENS = ((1, 128), (16, 128), (128, 128), (1024, 1024))
-STEPS, ROUNDS, CHECKED_TOKENS = 20, 9, 32
+STEPS, ROUNDS = 20, 9
+#: calc_diff from the layer on one GPU: sums in another order move a few of 10,000 numbers to the next one in FP8.
+BOUND = 1e-4
 KERNELS = (
     "m_grouped_fp8_gemm_contiguous", *map(name_plain, ("mega_place", "mega_pull", "mega_combine", "cast_rows")),
 )  # fmt: skip
 
 
+class Step(NamedTuple):
+    """A step's tokens, choices and their weights, and its result."""
+
+    x: torch.Tensor
+    chosen: torch.Tensor
+    factors: torch.Tensor
+    y: torch.Tensor
+
+
 def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """Return the graph of a call that has run."""
-    for _ in range(2):
-        run()
+    """Return the graph of a call, after one that compiles what is missing."""
+    run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -72,54 +84,82 @@ def make_products(buffer: deep_gemm.SymmBuffer, weights: tuple) -> Callable[[], 
     return lambda: layer.multiply_rows(buffer, rows, (first, weights[1]), None)
 
 
-def check(rank: int, buffer: deep_gemm.SymmBuffer, tokens: int, layers: tuple, weights: tuple) -> float:
-    """Return calc_diff of a step of some tokens from its definition."""
-    torch.manual_seed(rank)
-    count = min(tokens, CHECKED_TOKENS)
-    x = torch.randn(count, HIDDEN, device="cuda").bfloat16()
-    routing = choose(count, buffer.num_experts, TOP_K, "cuda")
-    y = torch.full_like(x, torch.nan)
-    fill(buffer, x, *routing)
-    deep_gemm.fp8_mega_moe(y, *weights, buffer)
-    wanted = multiply_experts(x, *routing, layers)
-    return calc_diff(y, wanted) if bool(y.isfinite().all()) else float("inf")
+def make_layer(experts: int) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], Fp8Experts]:
+    """Return the FP8 weights of both products, the same on every GPU, and the layer of all experts on one GPU."""
+    torch.manual_seed(7)
+    pairs = []
+    for shape in ((experts, 2 * INTERMEDIATE, HIDDEN), (experts, HIDDEN, INTERMEDIATE)):
+        groups = [
+            torch.randn(shape[1:], device="cuda", dtype=torch.bfloat16) * shape[2] ** -0.5 for _ in range(experts)
+        ]
+        pairs.append(tuple(map(torch.stack, zip(*(per_block_cast_to_fp8(one, False) for one in groups), strict=True))))
+    layers = [Fp8GroupedLinear.from_checkpoint(*pair) for pair in pairs]
+    return pairs, Fp8Experts.from_layers(*layers)
+
+
+def fill(buffer: deep_gemm.SymmBuffer, step: Step) -> None:
+    """Fill a buffer with the tokens of a step."""
+    deep_gemm.mega_moe_pre_dispatch_sm90(
+        step.x, step.chosen, step.factors, buffer.x, buffer.x_sf, buffer.topk_idx, buffer.topk_weights, len(step.x)
+    )
+
+
+def make_step(tokens: int, experts: int) -> Step:
+    """Return random tokens, different experts of each, and their weights."""
+    x = torch.randn(tokens, HIDDEN, device="cuda").bfloat16()
+    chosen = torch.rand(tokens, experts, device="cuda").topk(TOP_K).indices.int()
+    return Step(x, chosen, torch.rand(tokens, TOP_K, device="cuda"), torch.full_like(x, torch.nan))
+
+
+class Setting:
+    """A number of tokens of each GPU: its buffer, and the graphs of a step and of both products alone."""
+
+    def __init__(self, rank: int, tokens: int, room: int, whole: Fp8Experts, weights: tuple):
+        experts = whole.gate_up_proj.num_groups
+        self.buffer = deep_gemm.get_symm_buffer_for_mega_moe(
+            dist.group.WORLD, experts, room, TOP_K, HIDDEN, INTERMEDIATE, use_fp8_dispatch=True, activation="swiglu"
+        )
+        torch.manual_seed(rank)
+        self.step, self.weights = make_step(tokens, experts), weights
+        self.run()
+        with torch.no_grad():
+            wanted = whole(self.step.x, self.step.chosen, self.step.factors)
+        y = self.step.y
+        self.difference = calc_diff(y, wanted) if bool(y.isfinite().all()) else float("inf")
+        self.products = make_products(self.buffer, weights)
+        self.graphs = capture(self.run), capture(self.products)
+
+    def run(self) -> None:
+        """Run a step, with the cast of its tokens."""
+        fill(self.buffer, self.step)
+        deep_gemm.fp8_mega_moe(self.step.y, *self.weights, self.buffer)
 
 
 def measure(rank: int, gpus: int) -> list[dict]:
     """Return a row for each number of tokens, the same on every GPU."""
-    experts = LOCAL_EXPERTS * gpus
-    torch.manual_seed(7)
-    layers = make_weights(experts, HIDDEN, INTERMEDIATE, "cuda")
-    weights = prepare(layers, slice(rank * LOCAL_EXPERTS, (rank + 1) * LOCAL_EXPERTS))
-    graphs: list[tuple[torch.cuda.CUDAGraph, ...]] = []
-    kept: list[Callable] = []  # with the tensors that graphs read
+    pairs, whole = make_layer(LOCAL_EXPERTS * gpus)
+    own = slice(rank * LOCAL_EXPERTS, (rank + 1) * LOCAL_EXPERTS)
+    weights = deep_gemm.transform_weights_for_mega_moe_sm90(*(tuple(part[own] for part in pair) for pair in pairs))
+    settings = [Setting(rank, tokens, room, whole, weights) for tokens, room in TOKENS]
+    times = [[tuple(map(time_steps, one.graphs)) for one in settings] for _ in range(ROUNDS)]
     rows = []
-    for tokens, room in TOKENS:
-        buffer = deep_gemm.get_symm_buffer_for_mega_moe(
-            dist.group.WORLD, experts, room, TOP_K, HIDDEN, INTERMEDIATE, use_fp8_dispatch=True, activation="swiglu"
-        )
-        difference = check(rank, buffer, tokens, layers, weights)
-        x = torch.randn(tokens, HIDDEN, device="cuda").bfloat16()
-        chosen = torch.rand(tokens, experts, device="cuda").topk(TOP_K).indices.int()
-        factors, y = torch.rand(tokens, TOP_K, device="cuda"), torch.empty_like(x)
-
-        def step(x=x, chosen=chosen, factors=factors, y=y, buffer=buffer) -> None:
-            fill(buffer, x, chosen, factors)
-            deep_gemm.fp8_mega_moe(y, *weights, buffer)
-
-        step()
-        kept += [step, make_products(buffer, weights)]
-        graphs.append(tuple(map(capture, kept[-2:])))
-        rows.append({"gpus": gpus, "tokens": tokens, "room": room, "calc_diff": difference})
-    times = [[tuple(map(time_steps, pair)) for pair in graphs] for _ in range(ROUNDS)]
-    for index, row in enumerate(rows):
-        found = torch.tensor([median([one[index][part] for one in times]) for part in (0, 1)], device="cuda")
-        worst = torch.tensor([row["calc_diff"]], device="cuda", dtype=torch.float64)
-        for tensor in (found, worst):
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-        row["layer_us"], row["products_us"] = (round(one, 2) for one in found.tolist())
-        row["calc_diff"] = worst.item()
+    for index, ((tokens, room), one) in enumerate(zip(TOKENS, settings, strict=True)):
+        found = [median([round_[index][part] for round_ in times]) for part in (0, 1)]
+        layer_us, products_us, difference = find_largest(*found, one.difference)
+        rows.append(
+            {
+                "gpus": gpus, "tokens": tokens, "room": room, "layer_us": round(layer_us, 2),
+                "products_us": round(products_us, 2), "calc_diff": difference,
+            }
+        )  # fmt: skip
     return rows
+
+
+def find_largest(*numbers: float) -> list[float]:
+    """Return the largest of each number over all GPUs."""
+    found = torch.tensor(numbers, device="cuda", dtype=torch.float64)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return found.tolist()
 
 
 def run_process(rank: int, gpus: int, port: int, out: Path) -> None:

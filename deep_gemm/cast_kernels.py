@@ -17,7 +17,7 @@ _MAX_GRID_Y = 65535
 _CTAS_PER_SM = 16  # of masked groups: enough of each that groups of unequal size share the SMs
 _ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _ROW_THREADS, _CHUNKS, _UNROLL = 256, 2, 2  # cast_rows.cuh
-RUN = 8  # gates or ups beside each other, where they lie in turn
+RUN = 8  # gates or ups beside each other, where they are interleaved
 _COLUMNS = 128  # cast_blocks.cuh
 _LAYOUT_ROWS, _LAYOUT_COLUMNS = 64, 64  # scale_layout.cuh
 _PACKING_THREADS = 256  # k_grouped_packing.cuh
@@ -27,7 +27,7 @@ _FP8, _FLOAT = torch.float8_e4m3fn, torch.float32
 KernelOf = tuple[str, int, dict[str, int]]
 #: (shape, strides).
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
-#: Whether gates and ups lie in turn, and the bits of the limit in FP32, -1 for none.
+#: Whether gates and ups are interleaved, and the bits of the limit in FP32, -1 for none.
 Swiglu = tuple[int, int]
 X, MASKED_M, DATA, SCALES = argument(0), argument(1), memory(0), memory(1)
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 from deep_gemm import _C, environment, planned
-from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
-from deep_gemm.operands import check_integer, check_tensor, is_fake, record
+from deep_gemm.errors import DeviceError, DtypeError, LayoutError, ShapeError
+from deep_gemm.operands import check_integer, check_tensor, check_written, is_fake, record
 from deep_gemm.planned import Launch, Memory, argument, memory
 from deep_gemm.prenorm_shapes import K_UNIT, NAME, Shape
 from deep_gemm.quantize import ceil_div
@@ -90,11 +90,7 @@ def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Ten
         if tensor.device != a.device:
             raise DeviceError(f"{name} is on {tensor.device} and a on {a.device}: must be the same; move it there.")
     for name, output in (("d", d), ("sqr_sum", sqr_sum)):
-        if output.requires_grad and torch.is_grad_enabled():
-            raise ArgumentError(
-                f"{name}.requires_grad = True: it is written, and no graph is recorded; call this op under"
-                f" torch.no_grad(), or pass {name}.detach()."
-            )
+        check_written(name, output)
     if num_splits is not None:
         check_integer("num_splits", num_splits, 1)
     shape = _check_shapes(a, b, d, sqr_sum, num_splits)

@@ -47,6 +47,26 @@ def record(name: str, *arguments: object) -> Any:
     return tracing.get_recorder(name)(*arguments) if tracing.is_recording() else None
 
 
+def check_plain(name: str, value: Any) -> None:
+    """Raise ArgumentError unless `value` is such a tensor with memory of its own, or one that is only traced."""
+    check_tensor(name, value)
+    if value.is_meta or is_fake(value) or torch.compiler.is_compiling():
+        return
+    if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise ArgumentError(
+            f"{name} = a {type(value).__name__}: wrapper tensors are not supported; pass the plain torch.Tensor inside."
+        )
+
+
+def check_written(name: str, value: torch.Tensor) -> None:
+    """Raise ArgumentError where a graph would have to record that `value` is written."""
+    if value.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            f"{name}.requires_grad = True: it is written, and no graph is recorded; call this op under"
+            f" torch.no_grad(), or pass {name}.detach()."
+        )
+
+
 def check_numbers(name: str, value: Any) -> None:
     """Raise ArgumentError unless `value` is such a tensor, whose numbers can be read."""
     check_tensor(name, value)

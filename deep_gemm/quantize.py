@@ -23,8 +23,8 @@ from deep_gemm.packing import PER_WORD, check_are_rounded, join_exponents
 SCALE_BLOCK = 128
 #: Largest E4M3 number, and the magnitude to which the largest one of a group is raised: no scale is 0.
 FP8_MAX = 448.0
-_FP32_MAX = torch.finfo(torch.float32).max
 MIN_AMAX = 1e-4
+_FP32_MAX = torch.finfo(torch.float32).max
 
 
 def ceil_div(x: int, y: int) -> int:
@@ -98,7 +98,7 @@ def swiglu_per_token_cast_to_fp8(
 
     Args:
         limit: gates are limited to at most this, and ups to its magnitude, before that; None: not limited.
-        is_interleaved: gates and ups lie in turn, 8 of each; n is a multiple of 8.
+        is_interleaved: gates and ups are interleaved, 8 of each; n is a multiple of 8.
 
     Returns: float8_e4m3fn [..., m, n] and float32 scales [..., m, ceil(n / gran_k)].
     Raises: as per_token_cast_to_fp8, ShapeError for an odd number of columns, or one that is_interleaved excludes, and
@@ -112,7 +112,8 @@ def swiglu_per_token_cast_to_fp8(
     _check_pairs(x, masked_m, form)
     gate, up = _split_pairs(x.float(), is_interleaved)
     if limit is not None:
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        most = float(limit)  # torch takes no large integers
+        gate, up = gate.clamp(max=most), up.clamp(-most, most)
     return _per_token(torch.nn.functional.silu(gate) * up, use_ue8m0, gran_k, is_mn_major)
 
 
@@ -258,7 +259,7 @@ def check_limit(name: str, limit: Any) -> None:
 def _make_swiglu(limit: float | None, is_interleaved: bool) -> cast_kernels.Swiglu:
     check_flag("is_interleaved", is_interleaved)
     check_limit("limit", limit)
-    return int(is_interleaved), -1 if limit is None else struct.unpack("<i", struct.pack("<f", limit))[0]
+    return int(bool(is_interleaved)), -1 if limit is None else struct.unpack("<i", struct.pack("<f", abs(limit)))[0]
 
 
 def _split_pairs(x: torch.Tensor, is_interleaved: bool) -> tuple[torch.Tensor, ...]:
@@ -274,8 +275,8 @@ def _check_pairs(x: torch.Tensor, masked_m: torch.Tensor | None, swiglu: cast_ke
         raise ShapeError(f"x.shape[-1] = {x.shape[-1]}: rows are [gate, up] of equal size; pass an even number.")
     if swiglu[0] and x.shape[-1] % (2 * cast_kernels.RUN):
         raise ShapeError(
-            f"x.shape[-1] = {x.shape[-1]}: gates and ups lie in turn, {cast_kernels.RUN} of each; pass a multiple of"
-            f" {2 * cast_kernels.RUN} columns."
+            f"x.shape[-1] = {x.shape[-1]}: gates and ups are interleaved, {cast_kernels.RUN} of each; pass a"
+            f" multiple of {2 * cast_kernels.RUN} columns."
         )
 
 

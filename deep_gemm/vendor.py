@@ -9,7 +9,7 @@ import torch
 
 from deep_gemm import _C
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
-from deep_gemm.operands import check_tensor, is_fake, record
+from deep_gemm.operands import check_plain, check_written, is_fake, record
 
 _INPUT_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
 _OUTPUT_DTYPES = (torch.bfloat16, torch.float32)
@@ -128,11 +128,8 @@ def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.dim() != 2:
             raise ShapeError(f"{name}.ndim = {tensor.dim()}: must be a matrix; reshape it.")
-        if name == "d" and tensor.requires_grad and torch.is_grad_enabled():
-            raise ArgumentError(
-                "d.requires_grad = True: it is written, and no graph is recorded; call this op under torch.no_grad(),"
-                " or pass d.detach()."
-            )
+        if name == "d":
+            check_written(name, tensor)
         if tensor.device != tensors["d"].device:
             raise DeviceError(
                 f"{name} is on {tensor.device} and d on {tensors['d'].device}: all must be on one device; move them"
@@ -146,14 +143,7 @@ def _check_kind(name: str, tensor: torch.Tensor) -> None:
         raise ArgumentError(
             f"{name} = {type(tensor).__name__}: must be a torch.Tensor; pass FP8 operands without scales."
         )
-    check_tensor(name, tensor)
-    if tensor.is_meta or is_fake(tensor) or torch.compiler.is_compiling():
-        return
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise ArgumentError(
-            f"{name} = a {type(tensor).__name__}: wrapper tensors are not supported; pass the plain torch.Tensor"
-            " inside."
-        )
+    check_plain(name, tensor)
 
 
 def _check_overlaps(tensors: dict[str, torch.Tensor]) -> None:

@@ -68,7 +68,8 @@ def warmup(
 ) -> WarmUpReport:
     """Compile in parallel every kernel that the library chooses for `problems`, and load them on the current GPU.
 
-    For FP8 products these include the casts of BF16 rows, with 128 columns to a scale, that come before them.
+    For FP8 products these include the casts of BF16 operands that come before them, with a scale for 128 numbers of a
+    row or of a column, and the change of scales to the layout that products prefer.
 
     Args:
         problems: Problems, their JSON texts or dicts; or the path of a file that DG_RECORD_SHAPES named. Calls of

@@ -110,9 +110,9 @@ void check_flag(const char* name, PyObject* object) {
         fail(std::string(name) + " = " + short_repr(object) + ": must be a bool; pass True or False.");
 }
 
-void check_not_used(const char* name, PyObject* object) {
+void check_epilogue(PyObject* object) {
     if (object == Py_False) return;
-    fail(std::string(name) + " = " + short_repr(object) + ": no kernel of SM90 takes it, it is SM100 only; pass None.");
+    fail("epilogue = " + short_repr(object) + ": no kernel of SM90 takes it, it is SM100 only; pass None.");
 }
 
 uint8_t parse_compiled_dims_argument(PyObject* object) {

@@ -21,7 +21,7 @@ float parse_factor(const char* name, PyObject* object);    // any finite number;
 void check_flag(const char* name, PyObject* object);       // a bool
 uint8_t parse_compiled_dims_argument(PyObject* object);    // None, or a subset of "mnk" in any order
 bool parse_flag(const char* name, PyObject* object);       // a bool, which must be given
-void check_not_used(const char* name, PyObject* object);   // False; else SM100 only
+void check_epilogue(PyObject* object);                     // False; others are SM100 only
 std::optional<Recipe> parse_recipe(PyObject* object);      // None, (1, 128, 128) or (1, 1, 128)
 HeadSplits parse_head_splits(PyObject* object);            // three integers >= 0, left + right > 0
 int64_t parse_expected_m(PyObject* object, const char* name = "expected_m");  // an integer >= 0, which must be given

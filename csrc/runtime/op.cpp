@@ -182,7 +182,7 @@ void read_input(const char* name, PyObject* object, bool is_transposed, Operand&
 bool parse_switch(const char* name, PyObject* object) { return object != nullptr && parse_flag(name, object); }
 
 void parse_options(const Slots& slots, Call& call) {
-    if (is_given(slots[kEpilogue])) check_not_used("epilogue", slots[kEpilogue]);
+    if (is_given(slots[kEpilogue])) check_epilogue(slots[kEpilogue]);
     check_flag("disable_ue8m0_cast", slots[kDisableUe8m0Cast]);
     if (is_given(slots[kAlpha])) call.alpha = parse_factor("alpha", slots[kAlpha]);
     call.beta = parse_factor("beta", slots[kBeta]);

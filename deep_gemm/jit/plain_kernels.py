@@ -94,7 +94,7 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
         ),
     ),
     "mega_combine": PlainRow(
-        (*[f"const {_I64}*"] * 2, "const float*", *["const int*"] * 2, _BYTES, *[_I64] * 2, *[_U32] * 6),
+        (*[f"const {_I64}*"] * 2, "const float*", *["const int*"] * 2, _BYTES, *[_I64] * 2, *[_U32] * 5),
     ),
     "sum_parts": PlainRow(
         ("const float*", "const float*", "void*", *["deep_gemm::i64"] * 4, *["deep_gemm::u32"] * 3),

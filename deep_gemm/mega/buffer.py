@@ -7,15 +7,18 @@ from typing import Any, NamedTuple
 import torch
 
 from deep_gemm.errors import ArgumentError, DeviceError, ShapeError
+from deep_gemm.group_rows import count_most_rows
 from deep_gemm.layout import get_mk_alignment_for_contiguous_layout
 from deep_gemm.operands import check_integer, shorten
 from deep_gemm.quantize import SCALE_BLOCK, align
 
-#: Rows of experts that a GPU works on at the same time, as many as any routing can need.
-MOST_ROWS = 65536
+#: Choices of all GPUs' tokens that take part at the same time: any routing may give them all to one GPU.
+MOST_CHOICES = 65536
 #: Of the tokens of a GPU, and the bytes at which a region starts.
 TOKEN_ALIGNMENT, REGION_ALIGNMENT = 128, 256
 MAX_CHOICES = 32  # a lane of a warp has one (mega_pull.cuh)
+#: Stages of a step: all buffers are filled, and all rows of experts are made.
+FILLED, MADE = 0, 1
 
 
 class Region(NamedTuple):
@@ -73,11 +76,12 @@ class SymmBuffer:
         self.num_bytes, self._regions = self._lay_out()
         self.buffer, self.handle = self._take_memory(device or _find_device())
         self._copies: list[torch.Tensor] = []  # of the others' memory, on the CPU
+        self.is_broken = False
         addresses = [self.buffer.data_ptr()] if self.handle is None else list(self.handle.buffer_ptrs)
         self.addresses = torch.tensor(addresses, dtype=torch.int64, device=self.buffer.device)
         self.x, self.x_sf, self.topk_idx, self.topk_weights = map(self.view, ("x", "x_sf", "topk_idx", "topk_weights"))
         self.topk_idx.fill_(-1)
-        self.meet()
+        self.meet(FILLED)
 
     def _check(self) -> None:
         if self.num_experts % self.num_ranks:
@@ -100,14 +104,13 @@ class SymmBuffer:
     @property
     def tokens_at_once(self) -> int:
         """The tokens of each GPU whose experts work at the same time."""
-        return min(self.num_max_tokens_per_rank, max(MOST_ROWS // (self.num_ranks * self.num_topk), 1))
+        return min(self.num_max_tokens_per_rank, max(MOST_CHOICES // (self.num_ranks * self.num_topk), 1))
 
     @property
     def num_rows(self) -> int:
         """The rows that their choices can need on one GPU, with those between the experts."""
         choices = self.num_ranks * self.tokens_at_once * self.num_topk
-        most = choices + min(self.num_local_experts, choices) * (self.alignment - 1)
-        return most // self.alignment * self.alignment
+        return count_most_rows(choices, self.num_local_experts, self.alignment)
 
     def _lay_out(self) -> tuple[int, dict[str, Region]]:
         """Return the bytes of the memory and where each tensor lies."""
@@ -133,11 +136,17 @@ class SymmBuffer:
 
             buffer = symmetric_memory.empty(self.num_bytes, dtype=torch.uint8, device=device)
             handle = symmetric_memory.rendezvous(buffer, self.group)
+        except torch.OutOfMemoryError:
+            raise
         except (ImportError, RuntimeError) as error:
             raise DeviceError(
                 f"group: its GPUs cannot read each other's memory ({str(error).splitlines()[0]}); use GPUs of one host"
                 " that are linked, or the m_grouped ops with a dispatch of your own."
             ) from error
+        if handle.buffer_ptrs[self.rank] != buffer.data_ptr():
+            raise DeviceError(
+                "buffer: torch shares memory that begins elsewhere; use a version of torch from 2.9 to 2.15."
+            )
         buffer.zero_()
         return buffer, handle
 
@@ -158,10 +167,12 @@ class SymmBuffer:
             return self.handle.get_buffer(rank, shape, dtype, offset // dtype.itemsize)
         return memory[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
-    def meet(self) -> None:
-        """Wait, on the device, for what all GPUs of the group have enqueued before they meet."""
+    def meet(self, stage: int) -> None:
+        """Wait, on the device, for what all GPUs of the group have enqueued before they meet at a stage: FILLED, or
+        MADE. A GPU that has missed one waits for ever, and never takes another stage for it.
+        """
         if self.handle is not None:
-            self.handle.barrier(channel=0)
+            self.handle.barrier(channel=stage)
         elif self.num_ranks > 1:
             import torch.distributed as dist
 
@@ -218,7 +229,7 @@ def _check_form(use_fp8_dispatch: Any, activation: Any, num_shared_experts: Any,
         "num_shared_experts": (num_shared_experts, (0,)), "mma_type": (mma_type, (None, "fp8xfp8")),
     }  # fmt: skip
     for name, (value, allowed) in wanted.items():
-        if value not in allowed:
+        if isinstance(value, torch.Tensor) or value not in allowed:
             raise ArgumentError(
                 f"{name} = {shorten(value)}: no layer of SM90 has it; pass {' or '.join(map(repr, allowed))}."
             )

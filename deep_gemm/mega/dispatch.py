@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import torch
 
-from deep_gemm import _C
+from deep_gemm import _C, group_rows
 from deep_gemm.layout import get_mn_major_tma_aligned_tensor
 from deep_gemm.mega.buffer import SymmBuffer
 from deep_gemm.planned import get_kernel
-from deep_gemm.quantize import align, ceil_div
+from deep_gemm.quantize import ceil_div
 
-_WARPS, _CTAS_PER_SM = 8, 8  # of mega_pull.cuh: warps of a CTA; CTAs of an SM in the grid
 _THREADS, _PLACE_THREADS = 256, 512
+_WARPS, _CTAS_PER_SM = _THREADS // 32, 8  # of mega_pull.cuh: a warp has a token; two grids' worth of CTAs at most
 
 
 class Routing(NamedTuple):
@@ -65,9 +65,7 @@ def place_by_formula(experts: torch.Tensor, num_experts: int) -> tuple[torch.Ten
 
 def find_starts(buffer: SymmBuffer, counts: torch.Tensor) -> torch.Tensor:
     """Return the first row of each expert on its own GPU, int64 [experts]."""
-    rows = (counts.long() + buffer.alignment - 1) // buffer.alignment * buffer.alignment
-    per_rank = rows.view(buffer.num_ranks, buffer.num_local_experts)
-    return (per_rank.cumsum(1) - per_rank).flatten()
+    return group_rows.find_starts(counts.view(buffer.num_ranks, -1), buffer.alignment).flatten()
 
 
 def pull(buffer: SymmBuffer, routing: Routing) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -75,8 +73,7 @@ def pull(buffer: SymmBuffer, routing: Routing) -> tuple[torch.Tensor, torch.Tens
     MN-major [rows, hidden / 128], the end of each expert's rows int32 [local experts]). Rows of no token are undefined.
     """
     rows = torch.empty(buffer.num_rows, buffer.hidden, dtype=torch.float8_e4m3fn, device=buffer.buffer.device)
-    blocks, pitch = buffer.x_sf.shape[1], align(buffer.num_rows, 4)
-    scales = torch.empty_strided((buffer.num_rows, blocks), (1, pitch), dtype=torch.float32, device=rows.device)
+    scales = get_mn_major_tma_aligned_tensor((len(rows), buffer.x_sf.shape[1]), torch.float32, rows.device)
     counts = routing.counts[buffer.own_experts]
     if not _runs_kernels(rows):
         return pull_by_formula(buffer, routing, rows, scales)
@@ -85,8 +82,8 @@ def pull(buffer: SymmBuffer, routing: Routing) -> tuple[torch.Tensor, torch.Tens
     ctas = min(ceil_div(ranks * tokens, _WARPS), _count_sms(rows) * _CTAS_PER_SM)
     get_kernel("mega_pull", _THREADS)(
         ctas, buffer.addresses, routing.experts, routing.positions, counts, rows, scales, ends, buffer.offset("x"),
-        buffer.offset("x_sf"), pitch, ranks, tokens, top_k, buffer.hidden, routing.first, buffer.own_experts.start,
-        buffer.num_local_experts, buffer.alignment,
+        buffer.offset("x_sf"), scales.stride(1), ranks, tokens, top_k, buffer.hidden, routing.first,
+        buffer.own_experts.start, buffer.num_local_experts, buffer.alignment,
     )  # fmt: skip
     return rows, scales, ends
 
@@ -104,7 +101,7 @@ def pull_by_formula(
         sources, places = tokens[chosen] + routing.first, targets[chosen]
         rows.view(torch.uint8)[places] = buffer.view("x", rank).view(torch.uint8)[sources]
         scales[places] = buffer.view("x_sf", rank)[sources]
-    return rows, get_mn_major_tma_aligned_tensor(scales), (starts[own] + routing.counts[own]).int()
+    return rows, scales, (starts[own] + routing.counts[own]).int()
 
 
 def combine(buffer: SymmBuffer, routing: Routing, y: torch.Tensor) -> None:
@@ -120,7 +117,7 @@ def combine(buffer: SymmBuffer, routing: Routing, y: torch.Tensor) -> None:
     experts, positions = routing.experts[buffer.rank], routing.positions[buffer.rank]
     get_kernel("mega_combine", _THREADS)(
         tokens, buffer.addresses, experts, buffer.topk_weights[first:], positions, routing.counts, y,
-        y.stride(0) * y.element_size(), buffer.offset("rows"), tokens, buffer.num_topk, buffer.hidden,
+        y.stride(0) * y.element_size(), buffer.offset("rows"), buffer.num_topk, buffer.hidden,
         buffer.num_experts, buffer.num_local_experts, buffer.alignment,
     )  # fmt: skip
 

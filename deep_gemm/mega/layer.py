@@ -6,19 +6,20 @@ Every GPU brings the tokens of all that chose its experts, runs the two grouped 
 where their owners add them up. GPUs meet twice: when all have filled their buffers, and when all rows are there.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
+from deep_gemm import _C
 from deep_gemm.cast_kernels import RUN
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
-from deep_gemm.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.layout import get_mk_alignment_for_contiguous_layout, get_mn_major_tma_aligned_tensor
 from deep_gemm.mega import dispatch
-from deep_gemm.mega.buffer import SymmBuffer
+from deep_gemm.mega.buffer import FILLED, MADE, SymmBuffer
 from deep_gemm.mega.operands import Weight, check_weights
-from deep_gemm.operands import check_flag, check_tensor, shorten
+from deep_gemm.operands import check_flag, check_plain, check_tensor, check_written, shorten
 from deep_gemm.ops import FUNCTIONS
 from deep_gemm.quantize import SCALE_BLOCK, check_limit, swiglu_per_token_cast_to_fp8
 from deep_gemm.vendor import overlaps, shares_memory, writing
@@ -26,8 +27,6 @@ from deep_gemm.vendor import overlaps, shares_memory, writing
 RECIPE = (SCALE_BLOCK,) * 3
 #: BF16 numbers in 16 bytes.
 ROW_UNIT = 8
-#: Scales of the first layer -> (their version, scales of its rows in turn).
-_row_scales: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def fp8_mega_moe(
@@ -54,28 +53,43 @@ def fp8_mega_moe(
         fast_math: accepted; the activation is exact to FP32's last bits either way.
 
     Between both products numbers are rounded to BF16, then quantised with a scale for 128 of them. CUDA graphs can hold
-    the call.
+    the call. A process that raises here, before the others have met it, leaves them waiting; where it raises after that
+    the buffer is of no further use.
     Raises: ArgumentError, ShapeError, DtypeError, LayoutError, DeviceError.
     """
     check_flag("fast_math", fast_math)
     check_limit("activation_clamp", activation_clamp)
     _check(y, l1_weights, l2_weights, sym_buffer, recipe, activation)
-    _check_stats(cumulative_local_expert_recv_stats, sym_buffer)
-    with writing(y):
-        _run(y, l1_weights, l2_weights, sym_buffer, cumulative_local_expert_recv_stats, activation_clamp)
+    stats = cumulative_local_expert_recv_stats
+    if stats is not None:
+        _check_stats(stats, sym_buffer)
+    if _C.get_compile_mode() and not y.is_cuda:
+        return
+    with writing(y, sym_buffer.buffer, *([] if stats is None else [stats])), _breaking(sym_buffer):
+        _run(y, l1_weights, l2_weights, sym_buffer, stats, activation_clamp)
+
+
+@contextlib.contextmanager
+def _breaking(buffer: SymmBuffer) -> Iterator[None]:
+    """Mark a buffer whose step does not end: the others have met another number of times."""
+    buffer.is_broken = True
+    yield
+    buffer.is_broken = False
 
 
 def _run(
     y: torch.Tensor, l1: Weight, l2: Weight, sym_buffer: SymmBuffer, stats: torch.Tensor | None, limit: float | None
 ) -> None:
-    """Run the layer on tokens in parts whose rows fit."""
-    sym_buffer.topk_idx[len(y) :].fill_(-1)
+    """Run the layer on tokens in parts whose rows fit. In compile mode nothing is written, and nobody waits."""
+    is_run = not _C.get_compile_mode()
+    if is_run:
+        sym_buffer.topk_idx[len(y) :].fill_(-1)
     weights = (l1[0], spread_scales(l1[1])), l2
     step = sym_buffer.tokens_at_once
-    for first in range(0, sym_buffer.num_max_tokens_per_rank, step):
+    for first in range(0, sym_buffer.num_max_tokens_per_rank if is_run else 1, step):
         last = min(first + step, sym_buffer.num_max_tokens_per_rank)
         routing = _run_part(y[first:last], weights, sym_buffer, first, last, limit)
-        if stats is not None:
+        if stats is not None and is_run:
             stats.add_(routing.counts[sym_buffer.own_experts])
 
 
@@ -83,10 +97,11 @@ def _run_part(
     y: torch.Tensor, weights: tuple[Weight, Weight], buffer: SymmBuffer, first: int, last: int, limit: float | None
 ) -> dispatch.Routing:
     """Run tokens first .. last - 1 of every GPU; y is of those among them that this one has."""
-    buffer.meet()  # all have filled their buffers, and none still reads the rows of the part before
+    meet = (lambda stage: None) if _C.get_compile_mode() else buffer.meet
+    meet(FILLED)  # and none still reads the rows of the part before
     routing = dispatch.place(dispatch.read_choices(buffer, first, last), first, buffer.num_experts)
     multiply_rows(buffer, dispatch.pull(buffer, routing), weights, limit)
-    buffer.meet()  # all rows are there
+    meet(MADE)
     dispatch.combine(buffer, routing, y)
     return routing
 
@@ -108,17 +123,15 @@ def multiply_rows(
 
 
 def spread_scales(scales: torch.Tensor) -> torch.Tensor:
-    """Return the scales of the first layer's rows in turn, [experts, rows, hidden / 128] in the layout that products
-    prefer, from those of its blocks, which are in the order of gates and ups. They are kept as long as `scales`.
+    """Return the scales of the first layer's interleaved rows, [experts, rows, hidden / 128] in the layout that
+    products prefer, from those of its blocks, which are in the order of gates and ups. Made in each step: whatever is
+    kept would go stale where weights are replaced in place, in graphs, too.
     """
-    version, kept = _row_scales.get(scales, (None, None))
-    if kept is not None and version == scales._version:
-        return kept
     experts, blocks, columns = scales.shape
+    spread = get_mn_major_tma_aligned_tensor((experts, blocks * SCALE_BLOCK, columns), torch.float32, scales.device)
     halves = scales.reshape(experts, 2, blocks // 2, columns).transpose(1, 2)
-    runs = halves[:, :, None, :, None].expand(-1, -1, SCALE_BLOCK // RUN, -1, RUN, -1)
-    spread = get_mn_major_tma_aligned_tensor(runs.reshape(experts, blocks * SCALE_BLOCK, columns))
-    _row_scales[scales] = scales._version, spread
+    runs = spread.unflatten(1, (blocks // 2, SCALE_BLOCK // RUN, 2, RUN))
+    runs.copy_(halves[:, :, None, :, None])
     return spread
 
 
@@ -127,6 +140,15 @@ def _check(y: Any, l1: Any, l2: Any, buffer: Any, recipe: Any, activation: Any) 
         raise ArgumentError(f"sym_buffer = {shorten(buffer)}: must be a SymmBuffer; make one.")
     if buffer.group is None:
         raise ArgumentError("sym_buffer: its memory was given back by destroy(); make another one.")
+    if buffer.is_broken:
+        raise ArgumentError(
+            "sym_buffer: a step of it did not end, so that GPUs no longer meet; make others everywhere."
+        )
+    if get_mk_alignment_for_contiguous_layout() != buffer.alignment:
+        raise ArgumentError(
+            f"alignment = {get_mk_alignment_for_contiguous_layout()}: the buffer was made with {buffer.alignment}; call"
+            f" set_mk_alignment_for_contiguous_layout({buffer.alignment}), or make another buffer."
+        )
     if not isinstance(recipe, Sequence) or tuple(recipe) != RECIPE:
         raise ArgumentError(f"recipe = {shorten(recipe)}: weights of SM90 have scales of {RECIPE}; pass that.")
     if activation != "swiglu":
@@ -148,10 +170,7 @@ def _check(y: Any, l1: Any, l2: Any, buffer: Any, recipe: Any, activation: Any) 
 def _check_device(name: str, tensor: torch.Tensor, buffer: SymmBuffer) -> None:
     if tensor.device != buffer.buffer.device:
         raise DeviceError(f"{name} is on {tensor.device}, the buffer on {buffer.buffer.device}; move it there.")
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise ArgumentError(
-            f"{name} = a {type(tensor).__name__}: wrapper tensors are not supported; pass the plain tensor inside."
-        )
+    check_plain(name, tensor)
 
 
 def _check_result(y: Any, buffer: SymmBuffer) -> None:
@@ -164,11 +183,7 @@ def _check_result(y: Any, buffer: SymmBuffer) -> None:
             " them in this buffer; make a larger one."
         )
     _check_device("y", y, buffer)
-    if y.requires_grad and torch.is_grad_enabled():
-        raise ArgumentError(
-            "y.requires_grad = True: it is written, and no graph is recorded; call the layer under torch.no_grad(), or"
-            " pass y.detach()."
-        )
+    check_written("y", y)
     if overlaps(buffer.buffer, y):
         raise LayoutError("y lies in the buffer: they must be separate; pass another tensor.")
     if shares_memory(y) or y.stride(1) != 1 or (len(y) > 1 and y.stride(0) % ROW_UNIT) or y.data_ptr() % 16:
@@ -179,11 +194,16 @@ def _check_result(y: Any, buffer: SymmBuffer) -> None:
 
 
 def _check_stats(stats: Any, buffer: SymmBuffer) -> None:
-    if stats is None:
-        return
-    check_tensor("cumulative_local_expert_recv_stats", stats)
-    if stats.dtype != torch.int32 or stats.shape != (buffer.num_local_experts,) or stats.device != buffer.buffer.device:
+    name = "cumulative_local_expert_recv_stats"
+    check_tensor(name, stats)
+    _check_device(name, stats, buffer)
+    check_written(name, stats)
+    if stats.dtype != torch.int32:
+        raise DtypeError(f"{name}.dtype = {stats.dtype}: must be int32; convert it by .int().")
+    if stats.shape != (buffer.num_local_experts,):
         raise ShapeError(
-            f"cumulative_local_expert_recv_stats = {stats.dtype} {list(stats.shape)} on {stats.device}: must be int32"
-            f" [{buffer.num_local_experts}] on {buffer.buffer.device}; pass a number for each expert of this GPU."
+            f"{name}.shape = {list(stats.shape)}: must be [{buffer.num_local_experts}]; pass a number for each expert"
+            " of this GPU."
         )
+    if not stats.is_contiguous():
+        raise LayoutError(f"{name}.stride() = {stats.stride()}: must be contiguous; call .contiguous().")

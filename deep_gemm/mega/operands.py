@@ -1,19 +1,22 @@
 """What a layer of experts across GPUs takes: weights, and a step's tokens in the shared memory."""
 
+from typing import Any
+
 import torch
 
-from deep_gemm import cast_kernels, planned
+from deep_gemm import _C, cast_kernels, planned
 from deep_gemm.cast_kernels import RUN
-from deep_gemm.errors import ArgumentError, DtypeError, LayoutError, ShapeError
-from deep_gemm.operands import check_integer, check_tensor, shorten
+from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
+from deep_gemm.operands import check_integer, check_plain, check_tensor, shorten
 from deep_gemm.quantize import SCALE_BLOCK, per_token_cast_to_fp8
+from deep_gemm.vendor import writing
 
 #: FP8 numbers and their scales, one for a block of 128 x 128.
 Weight = tuple[torch.Tensor, torch.Tensor]
 
 
 def transform_weights_for_mega_moe_sm90(l1_weights: Weight, l2_weights: Weight) -> tuple[Weight, Weight]:
-    """Return the weights as fp8_mega_moe takes them: gates and ups of the first layer in turn, 8 rows of each.
+    """Return the weights as fp8_mega_moe takes them: gates and ups of the first layer interleaved, 8 rows of each.
 
     Args:
         l1_weights: float8_e4m3fn [experts, 2 * intermediate, hidden], gates first, and float32 scales [experts, 2 *
@@ -65,8 +68,11 @@ def _check_weight(name: str, data: torch.Tensor, scales: torch.Tensor) -> None:
             f"scales of {name}.shape = {list(scales.shape)}: must be {wanted}, one for each block; pass those of"
             " per_block_cast_to_fp8."
         )
-    if not data.is_contiguous():
-        raise LayoutError(f"{name}.stride() = {data.stride()}: must be contiguous; call .contiguous().")
+    if not data.is_contiguous() or data.data_ptr() % 16:
+        raise LayoutError(
+            f"{name}.stride() = {data.stride()} at {data.data_ptr():#x}: must be contiguous and start at 16 bytes; call"
+            " .clone()."
+        )
 
 
 def mega_moe_pre_dispatch_sm90(
@@ -97,20 +103,60 @@ def mega_moe_pre_dispatch_sm90(
         raise ArgumentError(f"group_size = {shorten(group_size)}: {SCALE_BLOCK} features share a scale; pass that.")
     if type(routed_scaling_factor) not in (int, float):
         raise ArgumentError(f"routed_scaling_factor = {shorten(routed_scaling_factor)}: must be a number; pass one.")
+    filled = buf_x, buf_x_sf, buf_topk_idx, buf_topk_weights
+    _check_filled(*filled)
     _check_tokens(x, topk_idx, topk_weights, num_tokens, buf_x, buf_topk_idx)
-    if num_tokens:
-        if _cast_into(x, buf_x, buf_x_sf, num_tokens) is NotImplemented:
-            data, scales = per_token_cast_to_fp8(x[:num_tokens], False)
-            buf_x[:num_tokens].view(torch.uint8).copy_(data.view(torch.uint8))
-            buf_x_sf[:num_tokens].copy_(scales)
-        buf_topk_idx[:num_tokens].copy_(topk_idx[:num_tokens])
-        torch.mul(topk_weights[:num_tokens], routed_scaling_factor, out=buf_topk_weights[:num_tokens])
-    buf_topk_idx[num_tokens:].fill_(-1)
+    with writing(*filled):
+        _fill(x.detach(), topk_idx, topk_weights.detach(), num_tokens, routed_scaling_factor, filled)
+
+
+def _fill(x, topk_idx, topk_weights, count: int, factor: float, filled: tuple[torch.Tensor, ...]) -> None:
+    """Fill the first `count` rows; in compile mode only what casts them is compiled."""
+    buf_x, buf_x_sf, buf_topk_idx, buf_topk_weights = filled
+    is_cast = not count or _cast_into(x, buf_x, buf_x_sf, count) is not NotImplemented
+    if _C.get_compile_mode():
+        return
+    if not is_cast:
+        data, scales = per_token_cast_to_fp8(x[:count], False)
+        buf_x[:count].view(torch.uint8).copy_(data.view(torch.uint8))
+        buf_x_sf[:count].copy_(scales)
+    buf_topk_idx[:count].copy_(topk_idx[:count])
+    torch.mul(topk_weights[:count], factor, out=buf_topk_weights[:count])
+    buf_topk_idx[count:].fill_(-1)
+
+
+def _check_filled(buf_x: Any, buf_x_sf: Any, buf_topk_idx: Any, buf_topk_weights: Any) -> None:
+    """Refuse tensors that are not those of one buffer."""
+    given = {
+        "buf_x": (buf_x, torch.float8_e4m3fn), "buf_x_sf": (buf_x_sf, torch.float32),
+        "buf_topk_idx": (buf_topk_idx, torch.int64), "buf_topk_weights": (buf_topk_weights, torch.float32),
+    }  # fmt: skip
+    for name, (tensor, dtype) in given.items():
+        check_plain(name, tensor)
+        if tensor.dtype != dtype:
+            raise DtypeError(f"{name}.dtype = {tensor.dtype}: must be {dtype}; pass the tensor of a SymmBuffer.")
+        if tensor.dim() != 2 or not tensor.is_contiguous():
+            raise LayoutError(
+                f"{name}: shape {list(tensor.shape)}, strides {tensor.stride()}: must be a contiguous matrix; pass the"
+                " tensor of a SymmBuffer."
+            )
+        if tensor.device != buf_x.device:
+            raise DeviceError(f"{name} is on {tensor.device}, buf_x on {buf_x.device}; pass tensors of one SymmBuffer.")
+    (room, hidden), choices = buf_x.shape, buf_topk_idx.shape[1]
+    wanted = {"buf_x_sf": [room, hidden // SCALE_BLOCK], "buf_topk_idx": [room, choices]}
+    for name, shape in (wanted | {"buf_topk_weights": [room, choices]}).items():
+        if list(given[name][0].shape) != shape:
+            raise ShapeError(
+                f"{name}.shape = {list(given[name][0].shape)}: must be {shape} with buf_x of {[room, hidden]}; pass"
+                " tensors of one SymmBuffer."
+            )
 
 
 def _check_tokens(x, topk_idx, topk_weights, num_tokens: int, buf_x, buf_topk_idx) -> None:
     for name, tensor in (("x", x), ("topk_idx", topk_idx), ("topk_weights", topk_weights)):
-        check_tensor(name, tensor)
+        check_plain(name, tensor)
+        if tensor.device != buf_x.device:
+            raise DeviceError(f"{name} is on {tensor.device}, the buffer on {buf_x.device}; move it there.")
     if x.dtype != torch.bfloat16 or topk_weights.dtype != torch.float32:
         raise DtypeError(
             f"x, topk_weights = {x.dtype}, {topk_weights.dtype}: must be bfloat16 and float32; convert them by .to()."
@@ -133,8 +179,6 @@ def _check_tokens(x, topk_idx, topk_weights, num_tokens: int, buf_x, buf_topk_id
 
 def _plan_cast(x, buf_x, buf_x_sf, num_tokens: int) -> planned.Plan | None:
     """Plan the cast of the first rows of argument 0 into arguments 1 and 2."""
-    if not buf_x.is_contiguous() or not buf_x_sf.is_contiguous():
-        return None
     plan = cast_kernels.plan_rows(x[:num_tokens], SCALE_BLOCK, False)
     return plan and planned.write_to(plan, (planned.argument(1), planned.argument(2)))
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from deep_gemm.group_rows import count_most_rows, find_starts
 from deep_gemm.nn.registration import differentiate, register
 from deep_gemm.quantize import SCALE_BLOCK
 
@@ -44,11 +45,9 @@ def rank_choices(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor,
 def place_contiguous(experts: torch.Tensor, num_experts: int) -> Placement:
     """Place every expert's tokens one after the other, from a multiple of 128 on."""
     ranks, counts = rank_choices(experts, num_experts)
-    lengths = (counts + SCALE_BLOCK - 1) // SCALE_BLOCK * SCALE_BLOCK
-    starts = lengths.cumsum(0) - lengths
-    choices = experts.numel()
-    most = choices + min(num_experts, choices) * (SCALE_BLOCK - 1)
-    return Placement(starts[experts] + ranks, most // SCALE_BLOCK * SCALE_BLOCK, (starts + counts).int())
+    starts = find_starts(counts, SCALE_BLOCK)
+    most = count_most_rows(experts.numel(), num_experts, SCALE_BLOCK)
+    return Placement(starts[experts] + ranks, most, (starts + counts).int())
 
 
 def place_masked(experts: torch.Tensor, num_experts: int) -> Placement:

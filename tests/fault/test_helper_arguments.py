@@ -9,6 +9,7 @@ import torch
 import deep_gemm
 from deep_gemm import fp4, group_packing, layout, packing, quantize, testing
 from deep_gemm.errors import DeepGemmError
+from tests.gpu.mega_operands import FakeGroup, make_weights, prepare
 
 X = torch.randn(128, 256)
 SCALES = torch.rand(128, 4) + 0.5
@@ -16,6 +17,8 @@ POWERS = torch.ones(128, 4)
 LENGTHS = torch.tensor([100, 7], dtype=torch.int32)
 FP4 = fp4.per_token_cast_to_fp4(X, False)
 GROUPS = torch.tensor([128, 256], dtype=torch.int32)
+WEIGHTS = prepare(make_weights(4, 256, 128))
+BUFFER = deep_gemm.SymmBuffer(FakeGroup(0, 1), 4, 128, 2, 256, 128)
 
 #: Functions with arguments that are right.
 CALLS = {
@@ -29,6 +32,58 @@ CALLS = {
         {"x": X, "use_ue8m0": True, "gran_k": 64, "use_packed_ue8m0": True},
     ),
     "swiglu": (quantize.swiglu_per_token_cast_to_fp8, {"x": X, "use_ue8m0": False, "scales": "mn_major"}),
+    "limited swiglu": (
+        quantize.swiglu_per_token_cast_to_fp8,
+        {"x": X, "use_ue8m0": False, "limit": 7.0, "is_interleaved": True},
+    ),
+    "mega buffer": (
+        deep_gemm.get_symm_buffer_for_mega_moe,
+        {
+            "group": FakeGroup(0, 1),
+            "num_experts": 4,
+            "num_max_tokens_per_rank": 8,
+            "num_topk": 2,
+            "hidden": 256,
+            "intermediate_hidden": 128,
+            "use_fp8_dispatch": True,
+            "activation": "swiglu",
+            "num_shared_experts": 0,
+            "mma_type": "fp8xfp8",
+        },
+    ),
+    "mega weights": (
+        deep_gemm.transform_weights_for_mega_moe_sm90,
+        {"l1_weights": WEIGHTS[0], "l2_weights": WEIGHTS[1]},
+    ),
+    "mega dispatch": (
+        deep_gemm.mega_moe_pre_dispatch_sm90,
+        {
+            "x": X.bfloat16(),
+            "topk_idx": torch.zeros(128, 2).int(),
+            "topk_weights": torch.ones(128, 2),
+            "buf_x": BUFFER.x,
+            "buf_x_sf": BUFFER.x_sf,
+            "buf_topk_idx": BUFFER.topk_idx,
+            "buf_topk_weights": BUFFER.topk_weights,
+            "num_tokens": 5,
+            "group_size": 128,
+            "routed_scaling_factor": 2.0,
+        },
+    ),
+    "mega layer": (
+        deep_gemm.fp8_mega_moe,
+        {
+            "y": torch.zeros(5, 256).bfloat16(),
+            "l1_weights": WEIGHTS[0],
+            "l2_weights": WEIGHTS[1],
+            "sym_buffer": BUFFER,
+            "cumulative_local_expert_recv_stats": torch.zeros(4).int(),
+            "recipe": (128, 128, 128),
+            "activation": "swiglu",
+            "activation_clamp": 7.0,
+            "fast_math": True,
+        },
+    ),
     "per_channel_cast_to_fp8": (quantize.per_channel_cast_to_fp8, {"x": X, "use_ue8m0": False, "gran_k": 128}),
     "per_block_cast_to_fp8": (quantize.per_block_cast_to_fp8, {"x": X, "use_ue8m0": False, "gran_k": 128}),
     "per_custom_dims_cast_to_fp8": (

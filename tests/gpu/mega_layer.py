@@ -7,10 +7,9 @@ from functools import partial
 import torch
 
 import deep_gemm
-from deep_gemm.numerics import MAX_DIFF_BF16_D
 from deep_gemm.testing import calc_diff
 
-from .mega_operands import FakeGroup, choose, fill, make_weights, multiply_experts, prepare
+from .mega_operands import BOUND, FakeGroup, choose, fill, make_weights, multiply_experts, prepare
 from .mega_steps import compare_steps
 from .nn_references import poisoned
 from .public_op import Checks
@@ -21,9 +20,6 @@ STEPS = ((1, 1, 1, 1, 128, 0), (2, 100, 8, 2, 512, 28), (3, 300, 96, 8, 7168, 0)
 #: (tokens, room, experts, choices, hidden, intermediate, limit).
 LAYERS = ((1, 128, 4, 2, 256, 128, None), (77, 128, 8, 4, 1024, 512, 0.7), (600, 640, 32, 8, 7168, 2048, None))
 REPEATS = 50
-#: calc_diff against the definition. Numbers between both products round to BF16 and then to FP8, and a sum in another
-#: order moves some of them to the next number: a few of 10,000.
-BOUND = 20 * MAX_DIFF_BF16_D
 
 
 def check_steps(*sizes: int) -> tuple[int, list[str]]:

@@ -14,6 +14,10 @@ from deep_gemm.mega.buffer import SymmBuffer
 
 from .nn_references import round_blocks, round_rows
 
+#: calc_diff against the definition. Numbers between both products round to BF16 and then to FP8, and a sum in another
+#: order moves some of them to the next number: a few of 10,000.
+BOUND = 1e-4
+
 
 class FakeGroup(NamedTuple):
     """What a buffer asks a process group."""
@@ -39,8 +43,8 @@ class LinkedBuffer(SymmBuffer):
     def _take_memory(self, device: torch.device) -> tuple[torch.Tensor, None]:
         return torch.zeros(self.num_bytes, dtype=torch.uint8, device=device), None
 
-    def meet(self) -> None:
-        """Wait for the other threads; nothing is copied, since all memory is one process's."""
+    def meet(self, stage: int) -> None:
+        """Wait for the other threads at whatever stage; nothing is copied, since all memory is one process's."""
         if self.barrier is not None:
             self.barrier.wait(timeout=60)
             self._copies = [other.buffer for other in self.others]

@@ -10,7 +10,7 @@ import deep_gemm
 from deep_gemm.ops import Op
 
 from .logits_operands import make_paged, make_prefill
-from .mega_operands import FakeGroup, choose, fill, make_weights, prepare
+from .mega_operands import BOUND, FakeGroup, choose, fill, make_weights, prepare
 from .op_calls import OpCall, Operands, Outputs, nan, normal
 
 SLOTS, COLUMNS = 132, 400
@@ -30,8 +30,6 @@ PAGES = (
 )
 #: The casts differ from the CPU's by an FP8 step where its exponential does.
 CAST_BOUND = 1e-5
-#: A layer's intermediate numbers are rounded to FP8 twice: a sum in another order moves a few to the next number.
-MEGA_BOUND = 1e-4
 #: Experts, room for tokens, choices, hidden and intermediate features.
 MEGA_SIZES, MEGA_TOKENS = (6, 128, 3, 512, 256), 70
 
@@ -194,7 +192,7 @@ def _make_transpose() -> OpCall:
 def _make_mega() -> OpCall:
     """Return a layer of experts across GPUs, of which there is one."""
     kernels = ("mega_place", "mega_pull", "mega_combine")
-    return OpCall("fp8_mega_moe", "one GPU", "", _make_layer, _run_layer, MEGA_BOUND, kernels)
+    return OpCall("fp8_mega_moe", "one GPU", "", _make_layer, _run_layer, BOUND, kernels)
 
 
 def _make_layer() -> Operands:

@@ -351,8 +351,8 @@ DEFECTS: Defects = {
     ("deep_gemm/nn/routing.py", "tests/cpu/nn/test_experts.py tests/cpu/nn/test_fused.py"): [
         ("    order = flat.argsort(stable=True)\n", "    order = flat.argsort(stable=True, descending=True)\n"),
         ("(counts.cumsum(0) - counts)[flat[order]]", "counts.cumsum(0)[flat[order]]"),
-        ("    most = choices + min(num_experts, choices) * (SCALE_BLOCK - 1)\n", "    most = choices\n"),
-        ("(starts + counts).int())", "(starts + lengths).int())"),
+        ("count_most_rows(experts.numel(), num_experts, SCALE_BLOCK)", "experts.numel()"),
+        ("(starts + counts).int())", "starts.int())"),
         ("experts.where(is_first, num_experts)", "experts"),
         ("        out[rows] = x[:, None]\n", "        out[rows[:, :1]] = x[:, None]\n"),
         ("(chosen if weights is None else chosen * weights[part, :, None])", "(chosen)"),

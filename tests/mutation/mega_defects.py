@@ -7,23 +7,26 @@ _HEADERS = "deep_gemm/include/deep_gemm"
 MEGA_DEFECTS: Defects = {
     ("deep_gemm/mega/dispatch.py", "tests/cpu/ops/test_mega.py"): [
         ("(is_chosen.cumsum(0) * is_chosen).sum(1) - 1", "(is_chosen.cumsum(0) * is_chosen).sum(1)"),
-        ("    return (per_rank.cumsum(1) - per_rank).flatten()", "    return per_rank.cumsum(1).flatten()"),
+        ("counts.view(buffer.num_ranks, -1)", "counts"),
         ("tokens[chosen] + routing.first, targets", "tokens[chosen], targets"),
         ("known[:, choice] // buffer.num_local_experts, places", "0 * known[:, choice], places"),
     ],
     ("deep_gemm/mega/layer.py", "tests/cpu/ops/test_mega.py"): [
         ("    sym_buffer.topk_idx[len(y) :].fill_(-1)\n", ""),
-        ("if kept is not None and version == scales._version:", "if kept is not None:"),
+        ("halves[:, :, None, :, None]", "halves.flip(2)[:, :, None, :, None]"),
+        ("    if get_mk_alignment_for_contiguous_layout() != buffer.alignment:", "    if False:"),
+        ("    buffer.is_broken = True\n", ""),
         ("limit=limit, is_interleaved=True", "limit=limit, is_interleaved=False"),
-        ("    buffer.meet()  # all rows are there\n", ""),
-        ("    _check_stats(cumulative_local_expert_recv_stats, sym_buffer)\n", ""),
+        ("    meet(MADE)\n", ""),
+        ("        _check_stats(stats, sym_buffer)\n", "        pass\n"),
     ],
     ("deep_gemm/mega/operands.py", "tests/cpu/ops/test_mega.py"): [
         ("parts.transpose(1, 2).contiguous()", "parts.contiguous()"),
-        ("    buf_topk_idx[num_tokens:].fill_(-1)\n", ""),
+        ("    buf_topk_idx[count:].fill_(-1)\n", ""),
+        ("    if _C.get_compile_mode():\n        return\n", ""),
     ],
     ("deep_gemm/mega/buffer.py", "tests/cpu/ops/test_mega.py"): [
-        ("most = choices + min(self.num_local_experts, choices) * (self.alignment - 1)", "most = choices"),
+        ("count_most_rows(choices, self.num_local_experts, self.alignment)", "choices"),
         ("        self.topk_idx.fill_(-1)\n", ""),
     ],
     (f"{_HEADERS}/mega_place.cuh", "tests/cpu/emulator/test_emulated_mega.py"): [

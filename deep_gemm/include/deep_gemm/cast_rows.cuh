@@ -1,6 +1,6 @@
 // Quantises rows to FP8 with one scale per row and kGran columns, in one pass; with kSwiglu, silu(gate) * up of rows
-// [gate, up], or with kInterleaved of rows whose gates and ups lie in turn, 8 of each; with kLimited after gates were
-// limited from above and ups on both sides.
+// [gate, up], or with kInterleaved of rows whose gates and ups are interleaved, 8 of each; with kLimited after gates
+// were limited from above and ups on both sides.
 //
 // A slice belongs to a thread: kChunks chunks of one scale. A scale belongs to kLanes threads beside each other in a
 // warp, which lay their chunks in turn, so that their loads and stores are coalesced. A thread has kUnroll slices under

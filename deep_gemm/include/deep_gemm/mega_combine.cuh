@@ -21,7 +21,7 @@ struct MegaCombine {
     u8* y;                 // [tokens, hidden], BF16
     i64 y_row;             // bytes
     i64 rows_offset;       // bytes: of the experts' rows in a buffer
-    u32 tokens, top_k, hidden;
+    u32 top_k, hidden;
     u32 num_experts, local;  // of all GPUs, and of each
     u32 alignment;
 

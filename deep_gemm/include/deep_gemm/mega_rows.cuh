@@ -5,18 +5,11 @@
 
 namespace deep_gemm {
 
-// The sum of a number over the lanes of a warp, in each of them.
-__device__ __forceinline__ u32 add_lanes(u32 value) {
-#pragma unroll
-    for (u32 lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(0xFFFFFFFF, value, lanes);
-    return value;
-}
-
 // The first row of expert `expert` of a GPU whose experts have `counts` rows; by all lanes of a warp.
 __device__ __forceinline__ u32 first_row_of(const int* counts, u32 expert, u32 alignment) {
     u32 rows = 0;
     for (u32 before = threadIdx.x % 32; before < expert; before += 32) rows += align_up(u32(counts[before]), alignment);
-    return add_lanes(rows);
+    return __reduce_add_sync(0xFFFFFFFF, rows);
 }
 
 }  // namespace deep_gemm

@@ -29,7 +29,9 @@ def test_swiglu(n, gran):
     assert steps.max() <= 1 and (steps > 0).float().mean() < 1e-2
 
 
-@pytest.mark.parametrize("is_interleaved, limit", few((True, 3.0), (True, 0.25), (True, None), (False, 3.0)))
+@pytest.mark.parametrize(
+    "is_interleaved, limit", few((True, 3.0), (True, 0.25), (True, None), (False, 3.0), (True, -0.0))
+)
 def test_swiglu_in_turn_and_limited(is_interleaved, limit):
     """Another order of the columns and limited numbers are what the kernel reads, with NaN and infinities; rows beyond
     masked_m stay as they are.

@@ -1,8 +1,5 @@
 """A layer of experts across processes: its results, what it refuses, and the memory that processes share."""
 
-import os
-import socket
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +8,7 @@ import deep_gemm
 from deep_gemm import quantize
 from deep_gemm.errors import ArgumentError, DtypeError, LayoutError, ShapeError
 from deep_gemm.mega import buffer as memory
-from deep_gemm.mega import layer
+from deep_gemm.mega import dispatch, layer
 from tests.fakes.operands import one_thread
 from tests.gpu.mega_operands import (
     FakeGroup,
@@ -69,7 +66,7 @@ def test_the_sums_of_every_token(num_ranks, tokens, room):
 
 def test_many_tokens_take_turns(monkeypatch):
     """In parts whose rows fit, with a limit of gates and ups."""
-    monkeypatch.setattr(memory, "MOST_ROWS", 2 * TOP_K * 8)
+    monkeypatch.setattr(memory, "MOST_CHOICES", 2 * TOP_K * 8)
     assert link_buffers(2, EXPERTS, 20, TOP_K, HIDDEN, INTERMEDIATE)[0].tokens_at_once == 8
     run_layer(2, [20, 11], 20, limit=0.5)
 
@@ -83,17 +80,37 @@ def test_the_weights_of_the_first_layer_lie_in_turn():
     )
     assert scales is pairs[0][1] and second is pairs[1]
     rows = layer.spread_scales(scales)
+    assert rows.shape == (2, 256, 2) and rows.stride(1) == 1
     assert torch.equal(rows[:, :8], scales[:, :1].expand(-1, 8, -1))
     assert torch.equal(rows[:, 8:16], scales[:, 1:].expand(-1, 8, -1))
-    assert layer.spread_scales(scales) is rows
-    scales.mul_(2)  # new weights in the same memory
-    assert torch.equal(layer.spread_scales(scales), rows * 2)
+
+
+def test_weights_that_are_replaced_in_place_count():
+    """Also where nothing tells that they were, as loaders write them."""
+    call, stats = make_call(), torch.zeros(4, dtype=torch.int32)
+    fill(call["sym_buffer"], torch.randn(4, 256).bfloat16(), torch.zeros(4, 2).int(), torch.ones(4, 2))
+    deep_gemm.fp8_mega_moe(**call)
+    before = call["y"].clone()
+    call["l1_weights"][1].data.mul_(0.5)
+    deep_gemm.fp8_mega_moe(**call, cumulative_local_expert_recv_stats=stats)
+    assert not torch.equal(call["y"], before) and stats.tolist() == [8, 0, 0, 0]
 
 
 def test_a_buffer_has_room_for_what_any_routing_needs():
-    """All tokens of all processes choose experts of one."""
+    """All tokens of all processes choose the experts of one, and a token one of them twice."""
+    buffers = link_buffers(2, 4, 100, 2, 128, 128)
+    for buffer in buffers:
+        buffer.topk_idx.copy_(torch.tensor([2, 3]))
+        buffer.topk_idx[7] = 3
+    routing = dispatch.place(dispatch.read_choices(buffers[1], 0, 100), 0, 4)
+    assert routing.counts.tolist() == [0, 0, 198, 202]
+    rows, _, ends = dispatch.pull(buffers[1], routing)
+    assert ends.tolist() == [198, 256 + 202] and ends[-1] <= len(rows) == buffers[1].num_rows
+
+
+def test_the_tensors_of_a_buffer():
     buffer = deep_gemm.get_symm_buffer_for_sm90_mega_moe(FakeGroup(0, 1), 4, 100, 2, 128, 128)
-    assert buffer.num_max_tokens_per_rank == 128 and buffer.num_rows >= 128 * 2 + 4 * 127 - 127
+    assert buffer.num_max_tokens_per_rank == 128
     assert buffer.topk_idx.eq(-1).all() and buffer.x.shape == (128, 128) and buffer.x_sf.shape == (128, 1)
     assert buffer.topk_weights.dtype is torch.float32 and buffer.topk_idx.dtype is torch.int64
     buffer.destroy()
@@ -159,7 +176,15 @@ def make_call() -> dict:
         (lambda call: {"recipe": (1, 1, 32)}, ArgumentError, r"recipe = \(1, 1, 32\)"),
         (lambda call: {"activation": "gelu"}, ArgumentError, "activation = 'gelu'"),
         (lambda call: {"activation_clamp": -1.0}, ArgumentError, "activation_clamp = -1.0"),
-        (lambda call: {"cumulative_local_expert_recv_stats": torch.zeros(4)}, ShapeError, "stats = torch.float32"),
+        (lambda call: {"cumulative_local_expert_recv_stats": torch.zeros(4)}, DtypeError, "stats.dtype = "),
+        (
+            lambda call: {"cumulative_local_expert_recv_stats": torch.zeros(3).int()}, ShapeError,
+            r"stats.shape = \[3\]: must be \[4\]",
+        ),
+        (
+            lambda call: {"cumulative_local_expert_recv_stats": torch.zeros(1).int().expand(4)}, LayoutError,
+            "must be contiguous",
+        ),
     ],
 )  # fmt: skip
 def test_calls_that_are_refused(change, error, message):
@@ -169,6 +194,53 @@ def test_calls_that_are_refused(change, error, message):
     with pytest.raises(error, match=message):
         deep_gemm.fp8_mega_moe(**{**call, **change(call)})
     assert call["sym_buffer"].topk_idx.eq(1).all()
+
+
+def test_another_alignment_than_that_of_the_buffer_is_refused():
+    call = make_call()
+    deep_gemm.set_mk_alignment_for_contiguous_layout(256)
+    try:
+        with pytest.raises(ArgumentError, match="alignment = 256: the buffer was made with 128"):
+            deep_gemm.fp8_mega_moe(**call)
+    finally:
+        deep_gemm.set_mk_alignment_for_contiguous_layout(128)
+    deep_gemm.fp8_mega_moe(**call)
+
+
+def test_a_buffer_whose_step_did_not_end_is_refused(monkeypatch):
+    """The processes would meet at different steps, and read rows that are not made yet."""
+    call = make_call()
+    with monkeypatch.context() as patch:
+        patch.setattr(layer, "multiply_rows", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            deep_gemm.fp8_mega_moe(**call)
+    with pytest.raises(ArgumentError, match="a step of it did not end"):
+        deep_gemm.fp8_mega_moe(**call)
+
+
+def test_inference_mode_in_parts_and_tensors_that_require_grad():
+    """Buffers and weights that are made in it, and used outside; router weights with a graph."""
+    with torch.inference_mode():
+        call, stats = make_call(), torch.zeros(4, dtype=torch.int32)
+    call["y"] = torch.zeros(4, 256, dtype=torch.bfloat16)
+    x, weights = torch.randn(4, 256, requires_grad=True), torch.ones(4, 2, requires_grad=True)
+    fill(call["sym_buffer"], x.bfloat16(), torch.zeros(4, 2).int(), weights)
+    deep_gemm.fp8_mega_moe(**call, cumulative_local_expert_recv_stats=stats)
+    assert call["y"].any() and stats.tolist() == [8, 0, 0, 0] and not call["sym_buffer"].x_sf.requires_grad
+
+
+def test_compile_mode_writes_nothing():
+    call, stats = make_call(), torch.zeros(4, dtype=torch.int32)
+    buffer = call["sym_buffer"]
+    buffer.topk_idx.fill_(1)
+    before = buffer.buffer.clone()
+    deep_gemm.set_compile_mode(True)
+    try:
+        fill(buffer, torch.randn(4, 256).bfloat16(), torch.zeros(4, 2).int(), torch.ones(4, 2))
+        deep_gemm.fp8_mega_moe(**call, cumulative_local_expert_recv_stats=stats)
+    finally:
+        deep_gemm.set_compile_mode(False)
+    assert torch.equal(buffer.buffer, before) and not call["y"].any() and not stats.any()
 
 
 def test_tokens_behind_the_last_one_choose_nobody():
@@ -195,6 +267,12 @@ def test_a_buffer_that_was_destroyed_is_refused():
         ({"num_tokens": 5}, ShapeError, r"x.shape = \[4, 256\]: must be \[5, 256\]"),
         ({"group_size": 32}, ArgumentError, "group_size = 32"),
         ({"routed_scaling_factor": "2"}, ArgumentError, "routed_scaling_factor = '2'"),
+        ({"buf_x": None}, ArgumentError, "buf_x = NoneType"),
+        ({"buf_x": torch.zeros(8, 256).bfloat16()}, DtypeError, "buf_x.dtype = torch.bfloat16"),
+        ({"buf_x_sf": torch.zeros(4, 2)}, ShapeError, r"buf_x_sf.shape = \[4, 2\]: must be \[8, 2\]"),
+        ({"buf_topk_idx": torch.zeros(8, 2).int()}, DtypeError, "buf_topk_idx.dtype = torch.int32"),
+        ({"buf_topk_weights": torch.zeros(8, 3)}, ShapeError, r"buf_topk_weights.shape = \[8, 3\]"),
+        ({"buf_topk_weights": torch.zeros(2, 8).t()}, LayoutError, "must be a contiguous matrix"),
     ],
 )
 def test_tokens_that_are_refused(changed, error, message):
@@ -209,9 +287,8 @@ def test_tokens_that_are_refused(changed, error, message):
     assert buffer.topk_idx.eq(-1).all()
 
 
-def _run_process(rank: int, port: int, failed) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+def _run_process(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
     torch.manual_seed(5)
     layers = make_weights(EXPERTS, HIDDEN, INTERMEDIATE)
     inputs = [(torch.randn(n, HIDDEN).bfloat16(), *choose(n, EXPERTS, TOP_K)) for n in (7, 4)]
@@ -221,18 +298,11 @@ def _run_process(rank: int, port: int, failed) -> None:
     fill(buffer, *inputs[rank])
     y = torch.full((len(inputs[rank][0]), HIDDEN), torch.nan, dtype=torch.bfloat16)
     deep_gemm.fp8_mega_moe(y, *prepare(layers, slice(3 * rank, 3 * rank + 3)), buffer)
-    if not torch.allclose(y.float(), multiply_experts(*inputs[rank], layers), rtol=2.0**-6, atol=2.0**-6):
-        failed.value = 1
+    assert torch.allclose(y.float(), multiply_experts(*inputs[rank], layers), rtol=2.0**-6, atol=2.0**-6)
     dist.destroy_process_group()
 
 
 @pytest.mark.full
-def test_two_processes():
+def test_two_processes(tmp_path):
     """Memory that is exchanged by the process group, as without GPUs."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = torch.multiprocessing.get_context("spawn")
-    failed = context.Value("i", 0)
-    torch.multiprocessing.spawn(_run_process, (port, failed), nprocs=2)
-    assert failed.value == 0
+    torch.multiprocessing.spawn(_run_process, (str(tmp_path),), nprocs=2)

@@ -235,7 +235,7 @@ def test_gates_and_ups_in_turn_and_their_limit():
     wanted = deep_gemm.swiglu_per_token_cast_to_fp8(torch.cat([gate.clamp(max=0.5), up.clamp(-0.5, 0.5)], 1), False)
     found = deep_gemm.swiglu_per_token_cast_to_fp8(in_turn, False, limit=0.5, is_interleaved=True)
     assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(found, wanted, strict=True))
-    with pytest.raises(ShapeError, match=r"x.shape\[-1\] = 504: gates and ups lie in turn"):
+    with pytest.raises(ShapeError, match=r"x.shape\[-1\] = 504: gates and ups are interleaved"):
         deep_gemm.swiglu_per_token_cast_to_fp8(torch.zeros(4, 504), False, is_interleaved=True)
     for limit in (-1.0, math.nan, 1e39, True, "7"):
         with pytest.raises(ArgumentError, match="limit = "):

@@ -334,6 +334,16 @@ def test_a_setting_that_changes_has_a_graph_of_its_own(name):
     assert counter.frame_count == 2
 
 
+def test_a_reset_asks_the_environment_again(monkeypatch):
+    compiled = torch.compile(lambda x: (x, deep_gemm.is_batch_invariant("fp8_gemm")), fullgraph=True, backend="eager")
+    for value in ("1", "0", "1"):
+        monkeypatch.setenv("DG_BATCH_INVARIANT", value)
+        deep_gemm.set_batch_invariant(None)
+        assert compiled(torch.zeros(2))[1] is (value == "1")
+    monkeypatch.delenv("DG_BATCH_INVARIANT")
+    deep_gemm.set_batch_invariant(None)
+
+
 def test_no_alpha_is_one():
     a, b = make_inputs("bf16_gemm_nt")
     d, expected = torch.empty(M, N), torch.empty(M, N)

@@ -43,7 +43,6 @@ def overlap(**changes):
 def test_the_cpu_signals_the_rows_in_use(op):
     """masked_m is (5, 0, M); the tensor is longer than it need be, and of any rank."""
     for signal in (make_signal(), make_signal(G * BLOCKS + 2), make_signal(G, BLOCKS, 1)):
-        d = call(op, d=torch.zeros(G, M, N))
         returned = call(op, d=(d := torch.zeros(G, M, N)), enable_overlap=True, max_block_n=1, signal=signal)
         assert returned == (64, THRESHOLD) and type(returned) is tuple
         wanted = [THRESHOLD, 0, 0, 0, *[0] * BLOCKS, *[THRESHOLD] * BLOCKS]
