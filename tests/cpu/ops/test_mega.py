@@ -14,6 +14,7 @@ from tests.gpu.mega_operands import (
     FakeGroup,
     choose,
     fill,
+    find_difference,
     link_buffers,
     make_weights,
     multiply_experts,
@@ -306,3 +307,15 @@ def _run_process(rank: int, folder: str) -> None:
 def test_two_processes(tmp_path):
     """Memory that is exchanged by the process group, as without GPUs."""
     torch.multiprocessing.spawn(_run_process, (str(tmp_path),), nprocs=2)
+
+
+def test_what_the_gpu_suite_takes_for_right():
+    """Noise of FP8 sums, but no wrong choice of one token among many."""
+    torch.manual_seed(1)
+    wanted = torch.randn(1000, 256)
+    assert find_difference((wanted * 1.01).bfloat16(), wanted) == ""
+    wrong = wanted.clone()
+    wrong[7] *= 1.5
+    assert "of a row 0.07" in find_difference(wrong, wanted)
+    wrong[7] = torch.nan
+    assert find_difference(wrong, wanted) == "not finite"
