@@ -80,8 +80,7 @@ def make_products(buffer: deep_gemm.SymmBuffer, weights: tuple) -> Callable[[], 
     """Return both products of this GPU on the rows that the buffer's choices give it."""
     routing = dispatch.place(dispatch.read_choices(buffer, 0, buffer.tokens_at_once), 0, buffer.num_experts)
     rows = dispatch.pull(buffer, routing)
-    first = weights[0][0], layer.spread_scales(weights[0][1])
-    return lambda: layer.multiply_rows(buffer, rows, (first, weights[1]), None)
+    return lambda: layer.multiply_rows(buffer, rows, weights, None)
 
 
 def make_layer(experts: int) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], Fp8Experts]:

@@ -229,7 +229,7 @@ def _check_form(use_fp8_dispatch: Any, activation: Any, num_shared_experts: Any,
         "num_shared_experts": (num_shared_experts, (0,)), "mma_type": (mma_type, (None, "fp8xfp8")),
     }  # fmt: skip
     for name, (value, allowed) in wanted.items():
-        if isinstance(value, torch.Tensor) or value not in allowed:
+        if type(value) not in (bool, int, str, type(None)) or value not in allowed:
             raise ArgumentError(
                 f"{name} = {shorten(value)}: no layer of SM90 has it; pass {' or '.join(map(repr, allowed))}."
             )

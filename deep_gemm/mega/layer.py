@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from deep_gemm import _C
-from deep_gemm.cast_kernels import RUN
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
-from deep_gemm.layout import get_mk_alignment_for_contiguous_layout, get_mn_major_tma_aligned_tensor
+from deep_gemm.layout import get_mk_alignment_for_contiguous_layout
 from deep_gemm.mega import dispatch
 from deep_gemm.mega.buffer import FILLED, MADE, SymmBuffer
-from deep_gemm.mega.operands import Weight, check_weights
+from deep_gemm.mega.operands import Weight, check_weights, with_row_scales
 from deep_gemm.operands import check_flag, check_plain, check_tensor, check_written, shorten
 from deep_gemm.ops import FUNCTIONS
 from deep_gemm.quantize import SCALE_BLOCK, check_limit, swiglu_per_token_cast_to_fp8
@@ -84,7 +83,7 @@ def _run(
     is_run = not _C.get_compile_mode()
     if is_run:
         sym_buffer.topk_idx[len(y) :].fill_(-1)
-    weights = (l1[0], spread_scales(l1[1])), l2
+    weights = with_row_scales(l1), l2
     step = sym_buffer.tokens_at_once
     for first in range(0, sym_buffer.num_max_tokens_per_rank if is_run else 1, step):
         last = min(first + step, sym_buffer.num_max_tokens_per_rank)
@@ -110,7 +109,7 @@ def multiply_rows(
     buffer: SymmBuffer, operands: tuple[torch.Tensor, ...], weights: tuple[Weight, Weight], limit: float | None
 ) -> None:
     """Write what this GPU's experts make of rows (dispatch.pull) into the buffer; the first weight has scales of rows
-    (spread_scales).
+    (with_row_scales).
     """
     rows, scales, ends = operands
     multiply = FUNCTIONS["m_grouped_fp8_gemm_nt_contiguous"]
@@ -120,19 +119,6 @@ def multiply_rows(
         hidden[None], False, masked_m=ends[-1:], scales="mn_major", limit=limit, is_interleaved=True
     )
     multiply((activated[0], inner_scales[0]), weights[1], buffer.view("rows"), ends, use_psum_layout=True)
-
-
-def spread_scales(scales: torch.Tensor) -> torch.Tensor:
-    """Return the scales of the first layer's interleaved rows, [experts, rows, hidden / 128] in the layout that
-    products prefer, from those of its blocks, which are in the order of gates and ups. Made in each step: whatever is
-    kept would go stale where weights are replaced in place, in graphs, too.
-    """
-    experts, blocks, columns = scales.shape
-    spread = get_mn_major_tma_aligned_tensor((experts, blocks * SCALE_BLOCK, columns), torch.float32, scales.device)
-    halves = scales.reshape(experts, 2, blocks // 2, columns).transpose(1, 2)
-    runs = spread.unflatten(1, (blocks // 2, SCALE_BLOCK // RUN, 2, RUN))
-    runs.copy_(halves[:, :, None, :, None])
-    return spread
 
 
 def _check(y: Any, l1: Any, l2: Any, buffer: Any, recipe: Any, activation: Any) -> None:
@@ -151,7 +137,7 @@ def _check(y: Any, l1: Any, l2: Any, buffer: Any, recipe: Any, activation: Any) 
         )
     if not isinstance(recipe, Sequence) or tuple(recipe) != RECIPE:
         raise ArgumentError(f"recipe = {shorten(recipe)}: weights of SM90 have scales of {RECIPE}; pass that.")
-    if activation != "swiglu":
+    if type(activation) is not str or activation != "swiglu":
         raise ArgumentError(f"activation = {shorten(activation)}: the layer has swiglu; pass 'swiglu'.")
     check_weights(l1, l2)
     wanted = [buffer.num_local_experts, buffer.hidden, buffer.intermediate_hidden]

@@ -1,5 +1,6 @@
 """What a layer of experts across GPUs takes: weights, and a step's tokens in the shared memory."""
 
+import math
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ import torch
 from deep_gemm import _C, cast_kernels, planned
 from deep_gemm.cast_kernels import RUN
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
+from deep_gemm.layout import get_mn_major_tma_aligned_tensor
 from deep_gemm.operands import check_integer, check_plain, check_tensor, shorten
 from deep_gemm.quantize import SCALE_BLOCK, per_token_cast_to_fp8
 from deep_gemm.vendor import writing
@@ -20,17 +22,38 @@ def transform_weights_for_mega_moe_sm90(l1_weights: Weight, l2_weights: Weight) 
 
     Args:
         l1_weights: float8_e4m3fn [experts, 2 * intermediate, hidden], gates first, and float32 scales [experts, 2 *
-            intermediate / 128, hidden / 128], which stay in their order.
+            intermediate / 128, hidden / 128]. They become scales of rows, [experts, 2 * intermediate, hidden / 128].
+            fp8_mega_moe also takes those of blocks, in their order, beside interleaved rows; then each step makes the
+            others.
         l2_weights: float8_e4m3fn [experts, hidden, intermediate] and its scales; returned as they are.
 
     Raises: ArgumentError, ShapeError, DtypeError, LayoutError for others.
     """
     check_weights(l1_weights, l2_weights)
     data, scales = l1_weights
+    if scales.shape[1] == data.shape[1]:
+        raise ShapeError(
+            f"scales of l1_weights.shape = {list(scales.shape)}: are those of rows, as this function returns them; pass"
+            " weights that were not prepared."
+        )
     experts, rows, hidden = data.shape
     parts = data.view(torch.uint8).view(experts, 2, rows // (2 * RUN), RUN, hidden)
     in_turn = parts.transpose(1, 2).contiguous().view(experts, rows, hidden)
-    return (in_turn.view(data.dtype), scales), l2_weights
+    return with_row_scales((in_turn.view(data.dtype), scales)), l2_weights
+
+
+def with_row_scales(weight: Weight) -> Weight:
+    """Return the first layer's interleaved weight with scales of its rows, [experts, rows, hidden / 128] in the layout
+    that products prefer, if it has those of blocks, which are in the order of gates and ups.
+    """
+    data, scales = weight
+    experts, rows, _ = data.shape
+    if scales.shape[1] == rows:
+        return weight
+    spread = get_mn_major_tma_aligned_tensor((experts, rows, scales.shape[2]), torch.float32, scales.device)
+    halves = scales.reshape(experts, 2, rows // (2 * SCALE_BLOCK), -1).transpose(1, 2)
+    spread.unflatten(1, (-1, SCALE_BLOCK // RUN, 2, RUN)).copy_(halves[:, :, None, :, None])
+    return data, spread
 
 
 def check_weights(l1_weights: Weight, l2_weights: Weight) -> None:
@@ -62,8 +85,10 @@ def _check_weight(name: str, data: torch.Tensor, scales: torch.Tensor) -> None:
         raise ShapeError(
             f"{name}.shape = {list(data.shape)}: must be [experts, n, k], n and k multiples of {SCALE_BLOCK}; pad it."
         )
-    wanted = [data.shape[0], *(size // SCALE_BLOCK for size in data.shape[1:])]
-    if list(scales.shape) != wanted:
+    blocks, columns = (size // SCALE_BLOCK for size in data.shape[1:])
+    wanted = [data.shape[0], blocks, columns]
+    has_row_scales = name == "l1_weights" and list(scales.shape) == [*data.shape[:2], columns]
+    if list(scales.shape) != wanted and not has_row_scales:
         raise ShapeError(
             f"scales of {name}.shape = {list(scales.shape)}: must be {wanted}, one for each block; pass those of"
             " per_block_cast_to_fp8."
@@ -99,15 +124,15 @@ def mega_moe_pre_dispatch_sm90(
     Raises: ArgumentError, ShapeError, DtypeError.
     """
     num_tokens = check_integer("num_tokens", num_tokens)
-    if group_size != SCALE_BLOCK:
+    if type(group_size) is not int or group_size != SCALE_BLOCK:
         raise ArgumentError(f"group_size = {shorten(group_size)}: {SCALE_BLOCK} features share a scale; pass that.")
-    if type(routed_scaling_factor) not in (int, float):
-        raise ArgumentError(f"routed_scaling_factor = {shorten(routed_scaling_factor)}: must be a number; pass one.")
+    if type(routed_scaling_factor) not in (int, float) or not math.isfinite(routed_scaling_factor):
+        raise ArgumentError(f"routed_scaling_factor = {shorten(routed_scaling_factor)}: must be finite; pass a number.")
     filled = buf_x, buf_x_sf, buf_topk_idx, buf_topk_weights
     _check_filled(*filled)
     _check_tokens(x, topk_idx, topk_weights, num_tokens, buf_x, buf_topk_idx)
     with writing(*filled):
-        _fill(x.detach(), topk_idx, topk_weights.detach(), num_tokens, routed_scaling_factor, filled)
+        _fill(x.detach(), topk_idx, topk_weights.detach(), num_tokens, float(routed_scaling_factor), filled)
 
 
 def _fill(x, topk_idx, topk_weights, count: int, factor: float, filled: tuple[torch.Tensor, ...]) -> None:

@@ -9,7 +9,7 @@ import torch
 import deep_gemm
 from deep_gemm import fp4, group_packing, layout, packing, quantize, testing
 from deep_gemm.errors import DeepGemmError
-from tests.gpu.mega_operands import FakeGroup, make_weights, prepare
+from tests.gpu.mega_operands import FakeGroup, make_weights
 
 X = torch.randn(128, 256)
 SCALES = torch.rand(128, 4) + 0.5
@@ -17,7 +17,8 @@ POWERS = torch.ones(128, 4)
 LENGTHS = torch.tensor([100, 7], dtype=torch.int32)
 FP4 = fp4.per_token_cast_to_fp4(X, False)
 GROUPS = torch.tensor([128, 256], dtype=torch.int32)
-WEIGHTS = prepare(make_weights(4, 256, 128))
+BLOCKS = tuple(deep_gemm.per_block_cast_to_fp8(one, False) for one in make_weights(4, 256, 128))
+WEIGHTS = deep_gemm.transform_weights_for_mega_moe_sm90(*BLOCKS)
 BUFFER = deep_gemm.SymmBuffer(FakeGroup(0, 1), 4, 128, 2, 256, 128)
 
 #: Functions with arguments that are right.
@@ -53,7 +54,7 @@ CALLS = {
     ),
     "mega weights": (
         deep_gemm.transform_weights_for_mega_moe_sm90,
-        {"l1_weights": WEIGHTS[0], "l2_weights": WEIGHTS[1]},
+        {"l1_weights": BLOCKS[0], "l2_weights": BLOCKS[1]},
     ),
     "mega dispatch": (
         deep_gemm.mega_moe_pre_dispatch_sm90,

@@ -13,7 +13,6 @@ MEGA_DEFECTS: Defects = {
     ],
     ("deep_gemm/mega/layer.py", "tests/cpu/ops/test_mega.py"): [
         ("    sym_buffer.topk_idx[len(y) :].fill_(-1)\n", ""),
-        ("halves[:, :, None, :, None]", "halves.flip(2)[:, :, None, :, None]"),
         ("    if get_mk_alignment_for_contiguous_layout() != buffer.alignment:", "    if False:"),
         ("    buffer.is_broken = True\n", ""),
         ("limit=limit, is_interleaved=True", "limit=limit, is_interleaved=False"),
@@ -22,6 +21,7 @@ MEGA_DEFECTS: Defects = {
     ],
     ("deep_gemm/mega/operands.py", "tests/cpu/ops/test_mega.py"): [
         ("parts.transpose(1, 2).contiguous()", "parts.contiguous()"),
+        ("halves[:, :, None, :, None]", "halves.flip(2)[:, :, None, :, None]"),
         ("    buf_topk_idx[count:].fill_(-1)\n", ""),
         ("    if _C.get_compile_mode():\n        return\n", ""),
     ],

@@ -79,20 +79,25 @@ def test_the_weights_of_the_first_layer_lie_in_turn():
     assert torch.equal(data.float()[:, 16:24], given[:, 8:16]) and torch.equal(
         data.float()[:, 24:32], given[:, 136:144]
     )
-    assert scales is pairs[0][1] and second is pairs[1]
-    rows = layer.spread_scales(scales)
-    assert rows.shape == (2, 256, 2) and rows.stride(1) == 1
-    assert torch.equal(rows[:, :8], scales[:, :1].expand(-1, 8, -1))
-    assert torch.equal(rows[:, 8:16], scales[:, 1:].expand(-1, 8, -1))
+    blocks = pairs[0][1]
+    assert second is pairs[1] and scales.shape == (2, 256, 2) and scales.stride(1) == 1
+    assert torch.equal(scales[:, :8], blocks[:, :1].expand(-1, 8, -1))
+    assert torch.equal(scales[:, 8:16], blocks[:, 1:].expand(-1, 8, -1))
+    with pytest.raises(ShapeError, match=r"shape = \[2, 256, 2\]: are those of rows"):
+        deep_gemm.transform_weights_for_mega_moe_sm90((data, scales), second)
 
 
 def test_weights_that_are_replaced_in_place_count():
-    """Also where nothing tells that they were, as loaders write them."""
+    """Also where nothing tells that they were, as loaders write them; of blocks, as SGLang passes them."""
     call, stats = make_call(), torch.zeros(4, dtype=torch.int32)
     fill(call["sym_buffer"], torch.randn(4, 256).bfloat16(), torch.zeros(4, 2).int(), torch.ones(4, 2))
     deep_gemm.fp8_mega_moe(**call)
-    before = call["y"].clone()
-    call["l1_weights"][1].data.mul_(0.5)
+    before, (data, rows) = call["y"].clone(), call["l1_weights"]
+    blocks = rows.unflatten(1, (-1, 2, 8))[:, ::16, :, 0].transpose(1, 2).flatten(1, 2).contiguous()
+    call["l1_weights"] = data, blocks
+    deep_gemm.fp8_mega_moe(**call)
+    assert torch.equal(call["y"], before)
+    blocks.data.mul_(0.5)
     deep_gemm.fp8_mega_moe(**call, cumulative_local_expert_recv_stats=stats)
     assert not torch.equal(call["y"], before) and stats.tolist() == [8, 0, 0, 0]
 
