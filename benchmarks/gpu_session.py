@@ -68,6 +68,7 @@ MODULES = {
     "plain_kernels_bits": "tests.gpu.plain_kernels",
     "callers": "tests.callers.run",
     "kernel_sets": "tests.gpu.kernel_sets",
+    "mega_moe": "benchmarks.mega_moe",
     "models": "benchmarks.models",
     "train_llama": "examples.train_llama",
 }
@@ -116,6 +117,7 @@ LISTS = {
         "batch_invariance@70",
     ),
     "choices": ("build@240", "choice_regret@180"),
+    "two_gpus": ("build@240", "mega_moe@120"),
     "launches": (
         "build@240",
         "scale_copies@90",

@@ -32,7 +32,7 @@ UNNAMED = "not named"
 UNEXPLAINED = "recorded on other kernels than this tree's; no reason given"
 #: Records of what calls take by the selector's choices, which today.py does not ask about.
 OF_CHOICES = (
-    *("batch_invariance.json", "host_time.json", "moe_layer.json", "pdl.json", "scale_copies.json"),
+    *("batch_invariance.json", "host_time.json", "mega_moe.json", "moe_layer.json", "pdl.json", "scale_copies.json"),
     *("models.json", "models_compiled.json", "models_deepseek.json", "models_qwen3.json"),
     *("models_qwen3_transformers.json", "train_llama.json", "transpose_fp8.json", "tuned_models.json"),
 )

@@ -144,10 +144,10 @@ void bind_switches(py::module_& m, const py::dict& settings) {
         [settings](const py::object& is_enabled) {
             is_enabled.is_none() ? reset_batch_invariant()
                                  : set_batch_invariant(parse_flag("is_enabled", is_enabled.ptr()));
-            // Also what None stands for now, which the environment says.
-            note(settings, "is_batch_invariant",
-                 py::make_tuple(is_enabled, is_batch_invariant(op_kind(parse_op("fp8_gemm"))),
-                                is_batch_invariant(op_kind(parse_op("bf16_gemm")))));
+            // Also what None stands for now, which the environment says of each op kind.
+            py::list held;
+            for (const OpKind& kind : kOpKinds) held.append(is_batch_invariant(kind));
+            note(settings, "is_batch_invariant", py::make_tuple(is_enabled, held));
         },
         "is_enabled"_a,
         "Limit selection of every op kind to configs with which a row of D does not depend on m, bit for bit (True), "
