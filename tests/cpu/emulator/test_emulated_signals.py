@@ -42,7 +42,7 @@ PRODUCTS = {
     "fp32": Product(FP8._replace(d_dtype="fp32", recipe="1d1d", scale_layout="any"), fp8(128, 64), TAIL),
     "fewer rows than a block": Product(FP8, fp8(64, 64), Masked(70, 130, 24, (24, 0, 7)), num_sms=1),
 }
-MAIN = ("staged", "with a tail", "swapped, 24 rows", "256 rows, direct", "pair along m")
+MAIN = ("staged", "with a tail", "swapped, 24 rows", "swapped, 72 rows", "256 rows, direct", "pair along m")
 NAMES = [name if name in MAIN else pytest.param(name, marks=pytest.mark.full) for name in PRODUCTS]
 
 
@@ -55,6 +55,9 @@ DEFECTS = {
     "signals before it stores": ("Base::store(final, tile, group, place);", "signal(tile, group);", "staged", 0),
     "leaves out the rest of the last block": (": align_up(size, kSignalRows)", ": row + kRows", "swapped, 24 rows", 0),
     "signals rows without a tile": ("row >= size || ", "", "pair along m", 0),
+    "takes all columns for the first warpgroup's": ("Layout::kSwap ? part : 0)", "0)", "swapped, 72 rows", 0),
+    "takes all rows for the first warpgroup's": ("Layout::kSwap ? 0 : part)", "0)", "256 rows, direct", 0),
+    "rounds the blocks of a group down": ("ceil_div(this->m, kSignalRows)", "(this->m / kSignalRows)", "staged", 0),
     "counts whole tiles": ("this->n - column < kColumns ? this->n - column : kColumns", "kColumns", "with a tail", 0),
 }
 
