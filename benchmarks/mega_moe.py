@@ -8,15 +8,19 @@ events over STEPS replays, one number of tokens after the other in ROUNDS rounds
 and the activation between them alone, on as many rows, whose time no dispatch can save. Caches are as the step leaves
 them.
 
-Result: {"meta": ..., "rows": [{"gpus", "tokens": of each GPU, "room": of its buffer, "layer_us", "products_us": medians
-of the slowest GPU, "calc_diff": the largest}]}.
+Before that one GPU alone comes to a step, and must give up after its time (SymmBuffer.timeout_s).
+
+Result: {"meta": ..., "alone_s": the seconds until then, null with one GPU, "rows": [{"gpus", "tokens": of each GPU,
+"room": of its buffer, "layer_us", "products_us": medians of the slowest GPU, "calc_diff": the largest}]}.
 """
 
 import argparse
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +31,7 @@ import deep_gemm
 from deep_gemm import _C
 from deep_gemm.jit.hashing import name_plain
 from deep_gemm.mega import dispatch, layer
+from deep_gemm.mega.buffer import MADE
 from deep_gemm.nn import Fp8Experts, Fp8GroupedLinear
 from deep_gemm.quantize import per_block_cast_to_fp8
 from deep_gemm.testing import calc_diff
@@ -40,6 +45,8 @@ TOKENS = ((1, 128), (16, 128), (128, 128), (1024, 1024))
 STEPS, ROUNDS = 20, 9
 #: calc_diff from the layer on one GPU: sums in another order move a few of 10,000 numbers to the next one in FP8.
 BOUND = 1e-4
+#: Of the GPU that waits alone.
+ALONE_S = 0.5
 KERNELS = (
     "m_grouped_fp8_gemm_contiguous", *map(name_plain, ("mega_place", "mega_pull", "mega_combine", "cast_rows")),
 )  # fmt: skip
@@ -161,15 +168,54 @@ def find_largest(*numbers: float) -> list[float]:
     return found.tolist()
 
 
-def run_process(rank: int, gpus: int, port: int, out: Path) -> None:
-    """Run one GPU's process; the first one writes the result."""
+def join(rank: int, gpus: int, port: int) -> None:
+    """Let a process take its GPU and meet the others."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=gpus, device_id=torch.device("cuda", rank))
+
+
+def wait_alone(rank: int, gpus: int, port: int, found: SimpleQueue) -> None:
+    """Let the first GPU alone come to a step, and put the seconds until its error; none where nothing is raised."""
+    join(rank, gpus, port)
+    buffer = deep_gemm.get_symm_buffer_for_mega_moe(dist.group.WORLD, gpus, 1, 1, 128, 128)
+    torch.cuda.synchronize()
+    dist.barrier()
+    if rank == 0:
+        buffer.timeout_s, start = ALONE_S, time.monotonic()
+        buffer.meet(MADE)
+        try:
+            torch.cuda.synchronize()
+            found.put(None)
+        except RuntimeError:
+            found.put(time.monotonic() - start)
+    else:
+        time.sleep(4 * ALONE_S)
+    os._exit(0)  # nothing else can be done with the first GPU here
+
+
+def find_wait(gpus: int) -> float | None:
+    """Return the seconds after which a GPU gives up waiting for another; None with one GPU.
+
+    Raises: RuntimeError where it does not within four times its limit.
+    """
+    if gpus == 1:
+        return None
+    found = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    torch.multiprocessing.spawn(wait_alone, (gpus, find_port(), found), nprocs=gpus)
+    seconds = None if found.empty() else found.get()
+    if seconds is None or not ALONE_S <= seconds < 4 * ALONE_S:
+        raise RuntimeError(f"a GPU that waits alone raised after {seconds} s; its limit is {ALONE_S}")
+    return seconds
+
+
+def run_process(rank: int, gpus: int, port: int, out: Path, wait_s: float | None) -> None:
+    """Run one GPU's process; the first one writes the result."""
+    join(rank, gpus, port)
     rows = measure(rank, gpus)
     if rank == 0:
         meta = {**make_stamp(_C.get_device(), KERNELS), "complete": True}
-        write_json(out, {"meta": meta, "rows": rows})
+        write_json(out, {"meta": meta, "alone_s": wait_s and round(wait_s, 3), "rows": rows})
         for row in rows:
             print(
                 f"{row['gpus']} GPUs, {row['tokens']:5} tokens: {row['layer_us']:9.1f} us, products alone"
@@ -181,6 +227,13 @@ def run_process(rank: int, gpus: int, port: int, out: Path) -> None:
         sys.exit(1)
 
 
+def find_port() -> int:
+    """Return a free port of this host."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Start the processes; return 1 where a result is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -190,12 +243,10 @@ def main(arguments: list[str] | None = None) -> int:
     gpus = args.gpus or torch.cuda.device_count()
     if not 1 <= gpus <= torch.cuda.device_count():
         parser.error(f"--gpus {args.gpus}: this host has {torch.cuda.device_count()}")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     try:
-        torch.multiprocessing.spawn(run_process, (gpus, port, args.out), nprocs=gpus)
-    except torch.multiprocessing.ProcessExitedException as error:
+        wait_s = find_wait(gpus)
+        torch.multiprocessing.spawn(run_process, (gpus, find_port(), args.out, wait_s), nprocs=gpus)
+    except (torch.multiprocessing.ProcessExitedException, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -19,6 +19,9 @@ TOKEN_ALIGNMENT, REGION_ALIGNMENT = 128, 256
 MAX_CHOICES = 32  # a lane of a warp has one (mega_pull.cuh)
 #: Stages of a step: all buffers are filled, and all rows of experts are made.
 FILLED, MADE = 0, 1
+#: Seconds that a GPU waits for the others by default, as torch's collectives do: a process may compile before it comes.
+TIMEOUT_S = 600.0
+MOST_SECONDS = 10**6
 
 
 class Region(NamedTuple):
@@ -42,10 +45,12 @@ class SymmBuffer:
         use_fp8_dispatch, activation, num_shared_experts, mma_type: what other kernels have; True, "swiglu", 0 and None
             or "fp8xfp8" here.
         device: of the memory; by default the current GPU, or the CPU where there is none.
+        timeout_s: the seconds after which a GPU that waits for the others gives up with an error; None waits for ever.
+            Graphs keep what it was when they were captured. On the CPU the group's own limit holds.
 
     Attributes: `x` float8_e4m3fn [tokens, hidden], `x_sf` float32 [tokens, hidden / 128], `topk_idx` int64 and
         `topk_weights` float32 [tokens, num_topk]: what the caller fills; experts are counted over all GPUs, and -1 is
-        none. `buffer`: all of it.
+        none. `buffer`: all of it. `timeout_s` may be set.
     Raises: ArgumentError, ShapeError, DeviceError where GPUs cannot read each other's memory.
     """
 
@@ -63,8 +68,10 @@ class SymmBuffer:
         mma_type: str | None = None,
         *,
         device: torch.device | None = None,
+        timeout_s: float | None = TIMEOUT_S,
     ):
         _check_form(use_fp8_dispatch, activation, num_shared_experts, mma_type)
+        self.timeout_s = timeout_s
         self.group, self.rank, self.num_ranks = group, *_read_group(group)
         self.num_experts = check_integer("num_experts", num_experts, 1)
         self.num_max_tokens_per_rank = check_integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 1)
@@ -95,6 +102,15 @@ class SymmBuffer:
             size = check_integer(name, getattr(self, name), 1)
             if size % SCALE_BLOCK:
                 raise ShapeError(f"{name} = {size}: must be a multiple of {SCALE_BLOCK}, which share a scale; pad it.")
+
+    @property
+    def timeout_s(self) -> float | None:
+        """The seconds that this GPU waits for the others; None: for ever."""
+        return self._timeout_ms / 1000 or None
+
+    @timeout_s.setter
+    def timeout_s(self, seconds: float | None) -> None:
+        self._timeout_ms = 0 if seconds is None else _to_milliseconds(seconds)  # torch waits for ever by 0
 
     @property
     def own_experts(self) -> slice:
@@ -169,10 +185,11 @@ class SymmBuffer:
 
     def meet(self, stage: int) -> None:
         """Wait, on the device, for what all GPUs of the group have enqueued before they meet at a stage: FILLED, or
-        MADE. A GPU that has missed one waits for ever, and never takes another stage for it.
+        MADE. A GPU that has missed one never takes another stage for it. Whoever has waited for `timeout_s` stops with
+        an error of CUDA, which names the missing GPU: nothing else runs on this GPU in this process.
         """
         if self.handle is not None:
-            self.handle.barrier(channel=stage)
+            self.handle.barrier(channel=stage, timeout_ms=self._timeout_ms)
         elif self.num_ranks > 1:
             import torch.distributed as dist
 
@@ -207,6 +224,15 @@ def get_symm_buffer_for_mega_moe(
         group, num_experts, tokens, num_topk, hidden, intermediate_hidden, use_fp8_dispatch, activation,
         num_shared_experts, mma_type,
     )  # fmt: skip
+
+
+def _to_milliseconds(seconds: Any) -> int:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 1e-3 <= seconds <= MOST_SECONDS:
+        raise ArgumentError(
+            f"timeout_s = {shorten(seconds)}: must be from 0.001 to {MOST_SECONDS} seconds; pass None to wait for ever."
+        )
+    return int(seconds * 1000)
 
 
 def _find_device() -> torch.device:

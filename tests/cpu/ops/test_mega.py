@@ -1,5 +1,7 @@
 """A layer of experts across processes: its results, what it refuses, and the memory that processes share."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -121,6 +123,28 @@ def test_the_tensors_of_a_buffer():
     assert buffer.topk_weights.dtype is torch.float32 and buffer.topk_idx.dtype is torch.int64
     buffer.destroy()
     assert buffer.handle is None and not hasattr(buffer, "x")
+
+
+def test_a_gpu_does_not_wait_for_ever():
+    """Unless it is told to; the limit of a meeting is the one that the buffer has then."""
+    asked = []
+    handle = SimpleNamespace(barrier=lambda channel, timeout_ms: asked.append((channel, timeout_ms)))
+    buffer = memory.SymmBuffer(FakeGroup(0, 1), 4, 8, 2, 256, 128)
+    buffer.handle = handle
+    for seconds in (buffer.timeout_s, 0.5, None):
+        buffer.timeout_s = seconds
+        assert buffer.timeout_s == seconds
+        buffer.meet(memory.MADE)
+    assert asked == [(memory.MADE, 600_000), (memory.MADE, 500), (memory.MADE, 0)]
+    assert memory.SymmBuffer(FakeGroup(0, 1), 4, 8, 2, 256, 128, timeout_s=7).timeout_s == 7
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 1e-4, float("nan"), float("inf"), True, "9"])
+def test_times_that_nobody_waits(seconds):
+    buffer = memory.SymmBuffer(FakeGroup(0, 1), 4, 8, 2, 256, 128)
+    with pytest.raises(ArgumentError, match="timeout_s = .*: must be from 0.001 to 1000000 seconds; pass None"):
+        buffer.timeout_s = seconds
+    assert buffer.timeout_s == 600
 
 
 def test_casts_into_a_buffer_are_those_of_tokens():
