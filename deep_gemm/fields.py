@@ -26,7 +26,7 @@ def round_sizes(problem: "_C.Problem") -> dict[str, int]:
 
 def fit_rows(problem: "_C.Problem", rows: int) -> dict[str, int]:
     """Return the fields of a problem like this one with `rows` rows: m, or expected_m where each group has room for m
-    rows; none where K is divided among groups. Paged logits have whole sequences of next_n rows, the last one rounded
+    rows or the problem has one; none where K is divided among groups. Paged logits have whole sequences of next_n rows, the last one rounded
     up.
     """
     kind = OP_KINDS[problem.op]
@@ -34,4 +34,4 @@ def fit_rows(problem: "_C.Problem", rows: int) -> dict[str, int]:
         return {}
     if kind.is_paged:
         return {"m": -(-rows // problem.next_n) * problem.next_n}
-    return {"expected_m": _C.round_expected_m(rows, problem.m)} if kind.has_room else {"m": rows}
+    return {"expected_m": _C.round_expected_m(rows, problem.m)} if kind.has_room or problem.expected_m else {"m": rows}

@@ -69,7 +69,8 @@ PSUM_K = """\
 ZERO_PADDING = """\
     ensure_zero_padding: with use_psum_layout, padding rows of d become +0, whatever A holds there; else they are
         undefined. Without use_psum_layout they always become +0.
-    expected_m_for_psum_layout: None or an int >= 0, the rows of a group on average: accepted for compatibility.
+    expected_m_for_psum_layout: the rows of a group on average, an int >= 0: a hint for the choice of a config, where
+        they fill a part of the alignment; None or 0: not known.
 """
 STREAM = """\
     stream: torch.cuda.Stream or raw handle to launch on instead of the current stream; torch.compile breaks the graph

@@ -79,6 +79,8 @@ def explain(problem: "_C.Problem", device: "_C.Device | str | None" = None) -> "
     except Exception as error:
         return fall_back(problem, device, loaded, f"{type(error).__name__}: {error}")
     if not _C.is_legal(problem, choice.config, device):
+        if served.op not in (problem.op, OP_KINDS[problem.op].sibling):
+            return choose_analytic(problem, device, f"{choice.config} does not fit the groups' alignment")
         return fall_back(problem, device, loaded, f"chose the illegal config {choice.config}")
     if choice.source == "analytic" and choice.reason == loaded.selector.find_fault(served.op, kernel_hash(served.op)):
         warn_once(
@@ -110,9 +112,17 @@ def find_second_tile(problem: "_C.Problem", config: "_C.Config", device: "_C.Dev
 def find_recorded(problem: "_C.Problem", selector: Selector) -> "_C.Problem":
     """Return the problem whose records choose for `problem`: itself, or that of its op kind's sibling as long as the
     artefact knows that one alone. Both have the same configs, and a kernel of one runs as fast as that of the other.
+    Groups with ends that fill a part of their alignment are chosen for as masked ones of as many rows; those may have
+    tiles that do not fit the alignment.
     """
+    if (twin := _C.find_masked_twin(problem)) and problem.op not in selector.metadata["ops"]:
+        return twin
     op = find_recorded_op(problem.op, selector)
-    return problem if op == problem.op else _C.Problem(**(problem.as_dict() | {"op": op}))
+    if op == problem.op:
+        return problem
+    fields = problem.as_dict() | {"op": op}
+    fields.pop("expected_m", None)  # no sibling has it
+    return _C.Problem(**fields)
 
 
 def find_recorded_op(op: str, selector: Selector) -> str:

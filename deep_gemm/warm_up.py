@@ -75,7 +75,7 @@ def warmup(
         problems: Problems, their JSON texts or dicts; or the path of a file that DG_RECORD_SHAPES named. Calls of
             tf32_hc_prenorm_gemm are written as problems of that op, of m, n, k and num_splits.
         m: numbers of rows that take the place of every problem's own: of m, or of expected_m where each group has room
-            for m rows (masked products). Products that divide K among groups keep their sizes.
+            for m rows (masked products) or the problem has one. Products that divide K among groups keep their sizes.
         device: a Device or the name of one, such as "h200"; None: the current GPU. Kernels are loaded where it is the
             current GPU.
         any_size: also compile what problems that differ from these in their sizes choose most often. No list of

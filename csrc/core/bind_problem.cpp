@@ -243,13 +243,16 @@ void bind_problem(py::module_& m) {
     m.def("rows_per_group", &rows_per_group, "problem"_a,
           "Return the rows of one group on average, as far as the host knows: all of m for dense products and groups "
           "of K.");
+    m.def("find_masked_twin", &find_masked_twin, "problem"_a,
+          "Return the masked problem whose tiles serve `problem`, where it is of groups with ends that are expected to "
+          "fill no more than a part of the alignment; None for all other problems.");
     m.def(
         "round_expected_m",
         [](const py::object& expected_m, const py::object& rows) {
             return round_expected_m(checked_field("expected_m", expected_m), checked_field("m", rows));
         },
         "expected_m"_a, "m"_a,
-        "Return the expected rows of a masked group as calls round them for a problem: within 1..m, three significant "
+        "Return the expected rows of a group as calls round them for a problem: within 1..m, three significant "
         "bits. Raises: ProblemError.");
 }
 

@@ -183,6 +183,8 @@ const AnalyticChoice& find_feature_pick(const std::vector<AnalyticChoice>& ranke
 // The candidate with the smallest predicted time, the first of equals, with the knobs of loop_rule.hpp; throws
 // Error(kDevice) where no config is legal.
 AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimator, const Device& device);
+// The same; where a masked problem's tiles serve (find_masked_twin), the first of its candidates that fits the
+// alignment.
 Config get_analytic_config(const Problem& problem, const Device& device);
 
 }  // namespace deep_gemm

@@ -84,6 +84,8 @@ struct OpKind {
     constexpr bool m_is_shared() const { return grouping == Grouping::kMContiguous || grouping == Grouping::kMPsum; }
     // Every group has room for m rows, of which it fills some.
     constexpr bool has_room() const { return grouping == Grouping::kMMasked; }
+    // The caller may say how many rows a group holds on average, of those that it has room for or is aligned to.
+    constexpr bool expects_rows() const { return has_room() || grouping == Grouping::kMPsum; }
     // Groups lie one after the other along K, and each has a D of its own.
     constexpr bool k_is_divided() const { return grouping == Grouping::kKContiguous || grouping == Grouping::kKPsum; }
     // The caller says where each group ends, and a group starts at the next multiple of the alignment (psum layout).

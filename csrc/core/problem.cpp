@@ -79,7 +79,7 @@ std::string broken_group_rule(const Problem& problem) {
     if (op_kind(problem.op).is_grouped() && problem.num_groups < 1)
         return clause("num_groups", problem, "a grouped op has at least one group; pass their number");
     if (problem.expected_m > problem.m)
-        return clause("expected_m", problem, "a group has room for m rows; pass at most m");
+        return clause("expected_m", problem, "a group has at most m rows; pass no more");
     if (problem.alignment % Problem::kAlignmentUnit != 0)
         return clause("alignment", problem,
                       "must be a multiple of " + std::to_string(Problem::kAlignmentUnit) + "; round it up");
@@ -135,6 +135,16 @@ const ProblemField* find_problem_field(std::string_view name) {
     for (const ProblemField& field : kProblemFields)
         if (name == field.name) return &field;
     return nullptr;
+}
+
+std::optional<Problem> find_masked_twin(const Problem& problem) {
+    const OpKind& kind = op_kind(problem.op);
+    if (kind.has_room() || problem.expected_m == 0 || problem.expected_m >= problem.alignment) return std::nullopt;
+    const auto is_twin = [&](Op op) { return op_kind(op).has_room() && op_kind(op).is_fp8 == kind.is_fp8; };
+    Problem twin = problem;
+    twin.op = *std::find_if(kOps.begin(), kOps.end(), is_twin);
+    twin.alignment = Problem::kDefaultAlignment;
+    return is_consistent(twin) ? std::optional(twin) : std::nullopt;
 }
 
 int64_t round_expected_m(int64_t expected_m, int64_t m) {

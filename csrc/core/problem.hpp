@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -119,8 +120,9 @@ inline constexpr auto kProblemFields = std::to_array<ProblemField>({
         "SMs that the kernel may use; 0: all."),
     fields::make_group<&Problem::num_groups, &OpKind::is_grouped>(
         {"num_groups", 0, Problem::kMaxGroups, 0, false}, "Groups of a grouped op."),
-    fields::make_group<&Problem::expected_m, &OpKind::has_room>(
-        {"expected_m", 0, Problem::kMaxDim, 0, false}, "Rows that a masked group holds on average; 0: not known."),
+    fields::make_group<&Problem::expected_m, &OpKind::expects_rows>(
+        {"expected_m", 0, Problem::kMaxDim, 0, false},
+        "Rows that a masked group, or one with an end, holds on average; 0: not known."),
     fields::make_group<&Problem::alignment, &OpKind::m_is_shared>(
         {"alignment", Problem::kAlignmentUnit, Problem::kMaxAlignment, Problem::kDefaultAlignment, false},
         "Rows of contiguous groups start at a multiple of it."),
@@ -160,6 +162,10 @@ inline constexpr int64_t rows_per_group(const Problem& problem) {
     if (kind.m_is_shared()) return (problem.m + problem.num_groups - 1) / problem.num_groups;
     return kind.has_room() && problem.expected_m > 0 ? problem.expected_m : problem.m;
 }
+
+// The masked problem whose tiles serve groups with ends that are expected to fill no more than a part of the alignment,
+// with room for all rows in each group; nothing for all other problems.
+std::optional<Problem> find_masked_twin(const Problem& problem);
 
 // The expected rows of a group as problems hold them: within 1..m and rounded up to three significant bits, so that a
 // hint that changes from call to call does not fill the dispatch table.

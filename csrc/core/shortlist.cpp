@@ -52,6 +52,11 @@ AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimato
 }
 
 Config get_analytic_config(const Problem& problem, const Device& device) {
+    if (const auto twin = find_masked_twin(problem)) {
+        const Estimator estimator(*twin, device);
+        for (const AnalyticChoice& choice : make_shortlist(*twin, estimator, device, kMaxCandidates))
+            if (is_legal(problem, choice.config, device)) return choice.config;
+    }
     return choose_analytic(problem, Estimator(problem, device), device).config;
 }
 

@@ -47,7 +47,7 @@ struct Call {
     float alpha = 1.0f, beta = 1.0f;  // grouped ops: 1
     HeadSplits heads{};
     int alignment = Problem::kDefaultAlignment;  // m-grouped contiguous: each group's rows start at a multiple of it
-    std::optional<int64_t> expected_m{};         // masked: rows of a group on average, a hint; absent = not known
+    std::optional<int64_t> expected_m{};         // rows of a group on average, a hint; absent = not known
     std::optional<std::vector<int64_t>> ks{};    // K divided: K of each group; absent where only `groups` has it
     bool ensures_zero_padding = false;           // groups of rows with ends: D becomes +0 where padding is
     PyObject* stream = nullptr;                  // borrowed, may be null

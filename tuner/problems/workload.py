@@ -120,6 +120,8 @@ def make_draws(problem, workload: Workload) -> list[Groups]:
         sizes = [problem.m] * problem.num_groups if kind.is_batched else make_masked_sizes(problem, name, generators[0])
         return [Groups([group * problem.m for group in range(problem.num_groups)], sizes)]
     make = make_groups_of_k if kind.k_is_divided else make_contiguous_groups
+    if problem.expected_m:
+        make = make_expected_groups
     return [make(problem, name, generator) for generator in generators]
 
 
@@ -160,6 +162,20 @@ def make_contiguous_groups(problem, name: str, generator: random.Random) -> Grou
         starts,
         [count_rows(problem, start, count, name, generator) for start, count in zip(starts, units, strict=True)],
     )
+
+
+def make_expected_groups(problem, name: str, generator: random.Random) -> Groups:
+    """Return groups of about the expected rows, each from the next multiple of the alignment on, as far as m goes."""
+    if name == DEFAULT:
+        sizes = [round(problem.expected_m * factor) for factor in draw_factors(problem.num_groups, generator)]
+    else:
+        sizes = make_masked_sizes(problem, name, generator)
+    starts, row = [], 0
+    for group, size in enumerate(sizes):
+        starts.append(min(row, problem.m))
+        sizes[group] = min(size, problem.m - starts[-1])
+        row += ceil_div(size, problem.alignment) * problem.alignment
+    return Groups(starts, sizes)
 
 
 def count_rows(problem, start: int, units: int, name: str, generator: random.Random) -> int:

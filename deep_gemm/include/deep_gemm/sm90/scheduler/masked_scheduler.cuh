@@ -2,7 +2,7 @@
 // such rows are walked, group by group.
 #pragma once
 
-#include "deep_gemm/sm90/scheduler/tile.cuh"
+#include "deep_gemm/sm90/scheduler/group_walk.cuh"
 
 namespace deep_gemm {
 
@@ -37,35 +37,21 @@ struct MaskedScheduler : TileScheduler {
         locate();
     }
 
-   private:
+    // What find_group_tile asks for.
     __device__ __forceinline__ void load_sums() {
         const u32 group = sums.first + threadIdx.x % 32;
         const int size = group < num_groups ? ptx::load_index(sizes + group) : 0;
         const u32 rows = size < 0 ? 0 : u32(size) < m ? u32(size) : m;
         sums.inclusive = add_lanes_below(ceil_div(rows, Config::kBlockM * Config::kClusterM));
     }
-
-    __device__ __forceinline__ void locate() {
-        u32 total = sums.total();
-#pragma unroll 1
-        while (tile >= (sums.before + total) * n_tiles) {
-            sums.before += total;
-            sums.first += 32;
-            if (sums.first >= num_groups) {
-                state = 0;
-                return;
-            }
-            load_sums();
-            total = sums.total();
-        }
-        const u32 lane = __ffs(__ballot_sync(0xffffffff, tile < (sums.before + sums.inclusive) * n_tiles)) - 1;
-        const u32 begin = sums.begin_of(lane), end = sums.end_of(lane);
-        u32 m_tile, n_tile;
-        locate_in_band(tile - begin * n_tiles, end - begin, n_tiles, band, m_tile, n_tile);
+    __device__ __forceinline__ static bool start_pass() { return false; }
+    __device__ __forceinline__ void set_group(u32 lane, u32 row) {
         matrix_a = matrix_b = matrix_d = sums.first + lane;
-        m_start = (m_tile * Config::kClusterM + rank_m) * Config::kBlockM;
-        n_start = (n_tile * Config::kClusterN + rank_n) * Config::kBlockN;
+        m_start = row;
     }
+
+ private:
+    __device__ __forceinline__ void locate() { find_group_tile<Config>(*this); }
 };
 
 }  // namespace deep_gemm
