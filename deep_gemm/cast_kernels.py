@@ -6,16 +6,19 @@ memory that they do not walk, and beyond their limits of size. The kernels recor
 
 import functools
 import math
+from typing import NamedTuple
 
 import torch
 
 from deep_gemm import _C
-from deep_gemm.planned import Launch, Memory, Plan, argument, get_kernel, memory
+from deep_gemm.planned import KernelOf, Launch, Memory, Plan, argument, get_kernel, memory
+from deep_gemm.recorded_calls import SwigluCast
 
 _MAX_SLICES = (1 << 31) - (1 << 22)  # of one group: indices and their steps have 32 bits
 _MAX_GRID_Y = 65535
 _CTAS_PER_SM = 16  # of masked groups: enough of each that groups of unequal size share the SMs
 _ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}  # as recorded calls have them
 _ROW_THREADS, _CHUNKS, _UNROLL = 256, 2, 2  # cast_rows.cuh
 RUN = 8  # gates or ups beside each other, where they are interleaved
 _COLUMNS = 128  # cast_blocks.cuh
@@ -23,8 +26,6 @@ _LAYOUT_ROWS, _LAYOUT_COLUMNS = 64, 64  # scale_layout.cuh
 _PACKING_THREADS = 256  # k_grouped_packing.cuh
 _FP8, _FLOAT = torch.float8_e4m3fn, torch.float32
 
-#: Name of a row of plain_kernels, threads of a CTA, constants: what get_kernel takes.
-KernelOf = tuple[str, int, dict[str, int]]
 #: (shape, strides).
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 #: Whether gates and ups are interleaved, and the bits of the limit in FP32, -1 for none.
@@ -73,7 +74,42 @@ def plan_rows(
     """Plan per_token_cast_to_fp8 and swiglu_per_token_cast_to_fp8 of argument 0; argument 1 is masked_m, if any.
     `matrices`: (shape, strides) that x is read as, [..., m, n], by default its own; results have these dims.
     """
-    is_interleaved, limit_bits = swiglu or (0, -1)
+    walk = _walk_rows(x, gran, is_masked, is_mn_major, swiglu, matrices)
+    if walk is None:
+        return None
+    groups, rows, n, slices, size = walk.groups, walk.rows, walk.n, walk.slices, x.element_size()
+    mask, limit_bits = MASKED_M if is_masked else 0, swiglu[1] if swiglu else -1
+    numbers = (
+        mask, groups, rows, n, slices, *_divider(max(slices, 2)), walk.group_stride * size, walk.row_stride * size,
+        *_group_strides(walk.scales), max(limit_bits, 0),
+    )  # fmt: skip
+    name, threads, constants = name_row_kernel(x.dtype, gran, use_ue8m0, is_masked, walk.is_aligned, swiglu)
+    kernel = get_kernel(name, threads, **constants)
+    ctas = -(-rows * slices // (_ROW_THREADS * _UNROLL))
+    if is_masked:
+        ctas = min(ctas, -(-_CTAS_PER_SM * _sm_count(x) // max(groups, 1)))
+    grid = (ctas, min(groups, _MAX_GRID_Y))
+    outputs = Memory(*_contiguous((*walk.scales[0][:-1], n)), _FP8), Memory(*walk.scales, _FLOAT)
+    return _make_plan(kernel, grid, outputs, (X, DATA, SCALES, *numbers))
+
+
+class _Walk(NamedTuple):
+    """How a kernel goes through rows: strides in elements, and slices of a row, each for a thread."""
+
+    groups: int
+    rows: int
+    n: int
+    slices: int
+    group_stride: int
+    row_stride: int
+    scales: Layout
+    is_aligned: bool
+
+
+def _walk_rows(
+    x: torch.Tensor, gran: int, is_masked: bool, is_mn_major: bool, swiglu: Swiglu | None, matrices: Layout | None
+) -> _Walk | None:
+    """Return how the kernel of plan_rows goes through x, None where it cannot."""
     chunk, matrices = 16 // x.element_size(), matrices or _layout_of(x)
     if x.dtype not in _ELEMENTS or gran not in [chunk * lanes for lanes in (2, 4, 8, 16, 32)]:
         return None
@@ -81,30 +117,35 @@ def plan_rows(
         return None
     *leading, m, n = matrices[0]
     n = n // 2 if swiglu else n
-    if is_interleaved and (chunk != RUN or n % RUN):
+    if swiglu and swiglu[0] and (chunk != RUN or n % RUN):
         return None
     num_scales = -(-n // gran)
     scales = scale_layout((*leading, m, num_scales), is_mn_major)
     is_joint = not is_masked and (not is_mn_major or math.prod(leading) == 1)
     groups, rows, group_stride, row_stride = _as_groups(matrices, is_joint)
-    scale_group, scale_row, scale_column = _group_strides(scales)
     slices = num_scales * gran // (chunk * _CHUNKS)
     if rows * slices > _MAX_SLICES or slices == 1:  # the kernel's division is none by 1
         return None
-    size, mask = x.element_size(), MASKED_M if is_masked else 0
-    numbers = (
-        mask, groups, rows, n, slices, *_divider(max(slices, 2)), group_stride * size, row_stride * size,
-        scale_group, scale_row, scale_column, max(limit_bits, 0),
-    )  # fmt: skip
     is_aligned = _is_aligned(x, (group_stride, row_stride, n)) and n % chunk == 0
-    name, threads, constants = name_row_kernel(x.dtype, gran, use_ue8m0, is_masked, is_aligned, swiglu)
-    kernel = get_kernel(name, threads, **constants)
-    ctas = -(-rows * slices // (_ROW_THREADS * _UNROLL))
-    if is_masked:
-        ctas = min(ctas, -(-_CTAS_PER_SM * _sm_count(x) // max(groups, 1)))
-    grid = (ctas, min(groups, _MAX_GRID_Y))
-    outputs = Memory(*_contiguous((*leading, m, n)), _FP8), Memory(*scales, _FLOAT)
-    return _make_plan(kernel, grid, outputs, (X, DATA, SCALES, *numbers))
+    return _Walk(groups, rows, n, slices, group_stride, row_stride, scales, is_aligned)
+
+
+def describe_swiglu(
+    x: torch.Tensor, gran: int, use_ue8m0: bool, is_masked: bool, is_mn_major: bool, swiglu: Swiglu
+) -> SwigluCast | None:
+    """Return the call of a SwiGLU's plan_rows as it is recorded; None where no kernel runs it."""
+    walk = _walk_rows(x, gran, is_masked, is_mn_major, swiglu, None)
+    if walk is None or not x.numel():
+        return None
+    word = next(word for word, dtype in _DTYPES.items() if dtype == x.dtype)
+    return SwigluCast(word, gran, bool(use_ue8m0), is_masked, bool(swiglu[0]), swiglu[1] >= 0, walk.is_aligned)
+
+
+def list_kernels(call: SwigluCast) -> list[KernelOf]:
+    """Return the kernel that a recorded call needs."""
+    form = int(call.is_interleaved), 0 if call.has_limit else -1
+    dtype = _DTYPES[call.dtype]
+    return [name_row_kernel(dtype, call.gran_k, call.use_ue8m0, call.is_masked, call.is_aligned, form)]
 
 
 def plan_whole_rows(x: torch.Tensor, num_kept: int, use_ue8m0: bool) -> Plan | None:

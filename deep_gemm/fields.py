@@ -24,10 +24,16 @@ def round_sizes(problem: "_C.Problem") -> dict[str, int]:
     return {name: _C.round_expected_m(getattr(problem, name), MAX_DIM) for name in names}
 
 
+def replace(problem: "_C.Problem", **changes) -> "_C.Problem":
+    """Return the problem with other fields, of calls with signals as it is. Raises: ProblemError."""
+    other = _C.Problem(**problem.as_dict() | changes)
+    return other.with_signals() if problem.has_signals else other
+
+
 def fit_rows(problem: "_C.Problem", rows: int) -> dict[str, int]:
     """Return the fields of a problem like this one with `rows` rows: m, or expected_m where each group has room for m
-    rows or the problem has one; none where K is divided among groups. Paged logits have whole sequences of next_n rows, the last one rounded
-    up.
+    rows or the problem has one; none where K is divided among groups. Paged logits have whole sequences of next_n rows,
+    the last one rounded up.
     """
     kind = OP_KINDS[problem.op]
     if kind.k_is_divided:

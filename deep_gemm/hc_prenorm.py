@@ -13,11 +13,14 @@ import torch
 from deep_gemm import _C, environment, planned
 from deep_gemm.errors import DeviceError, DtypeError, LayoutError, ShapeError
 from deep_gemm.operands import check_integer, check_tensor, check_written, is_fake, record
-from deep_gemm.planned import Launch, Memory, argument, memory
-from deep_gemm.prenorm_shapes import K_UNIT, NAME, Shape
+from deep_gemm.planned import KernelOf, Launch, Memory, argument, memory
 from deep_gemm.quantize import ceil_div
+from deep_gemm.recorded_calls import K_UNIT, Shape
+from deep_gemm.recorded_calls import record as record_call
 from deep_gemm.vendor import overlaps, shares_memory, writing
 
+#: The name of the op.
+NAME = "tf32_hc_prenorm_gemm"
 #: Rows of A that a CTA takes, the fewest of these with which all CTAs run at once; and K of a chunk, of which a part
 #: has whole ones.
 _ROWS, _CHUNK = (16, 32, 64), 32
@@ -172,10 +175,10 @@ def _cut(shape: Shape, sms: int, is_whole: bool = True) -> _Cut:
     cluster = next(count for count in _CLUSTER_PARTS if count <= most)
     # SMs form groups of 14 to 18, and a cluster lies in one of them: some stay empty.
     rows = _count_rows(shape.m, cluster, sms * 3 // 4)
-    if is_whole and shape.splits == 1 and rows is not None and rows * shape.k <= _CLUSTER_SIZE:
+    if is_whole and shape.num_splits == 1 and rows is not None and rows * shape.k <= _CLUSTER_SIZE:
         return _Cut(cluster, cluster, rows)
     filling = cluster if _C.is_batch_invariant() else min(max(sms // ceil_div(shape.m, _ROWS[-1]), 1), most)
-    parts = filling if shape.splits == 1 else shape.splits
+    parts = filling if shape.num_splits == 1 else shape.num_splits
     return _Cut(parts, 1, _count_rows(shape.m, parts, sms) or _ROWS[-1])
 
 
@@ -236,7 +239,7 @@ def _plan_parts(
 
 def _adds_up(cut: _Cut, shape: Shape) -> bool:
     """Return whether a second launch adds up the parts of the first one."""
-    return cut.cluster == 1 and cut.parts != shape.splits
+    return cut.cluster == 1 and cut.parts != shape.num_splits
 
 
 def _list_columns(n: int) -> Iterator[tuple[int, int]]:
@@ -267,23 +270,22 @@ def _plan_sum(products: _Output, squares: _Output, d: _Output, sqr_sum: _Output,
 def _note(shape: Shape) -> None:
     """Record a call with something to multiply."""
     if environment.get_string("DG_RECORD_SHAPES") and 0 not in shape:
-        from deep_gemm import plan  # which imports compilers
-
-        plan.record_line(shape.to_json())
+        record_call(shape)
 
 
-def list_kernels(shape: Shape, sms: int, is_whole: bool, any_size: bool = False) -> list[tuple[str, dict[str, int]]]:
-    """Return the names and constants of the plain kernels that a call needs where it may use `sms` SMs; with `any_size`
-    those of every call with as many rows of B.
+def list_kernels(shape: Shape, sms: int, is_whole: bool, any_size: bool = False) -> list[KernelOf]:
+    """Return the plain kernels that a call needs where it may use `sms` SMs; with `any_size` those of every call with
+    as many rows of B.
     """
     cuts = [_cut(shape, sms, is_whole)]
     needs_sum = _adds_up(cuts[0], shape)
     if any_size:
         cuts = [_Cut(parts, parts, rows) for parts, rows in itertools.product(_CLUSTER_PARTS, _ROWS)]
         needs_sum = True
-    found = [("hc_prenorm", _get_constants(n, cut)) for cut in cuts for _, n in _list_columns(shape.n)]
-    sums: list[tuple[str, dict[str, int]]] = [("hc_prenorm_sum", {})] if needs_sum else []
-    return found + sums
+    found: list[KernelOf] = [
+        ("hc_prenorm", _THREADS, _get_constants(n, cut)) for cut in cuts for _, n in _list_columns(shape.n)
+    ]
+    return found + ([("hc_prenorm_sum", _SUM_THREADS, {})] if needs_sum else [])
 
 
 def limit_sms(limit: int, count: int) -> tuple[int, bool]:

@@ -14,6 +14,8 @@ from deep_gemm.errors import ConfigError, DeepGemmError, ProblemError
 from deep_gemm.fields import CONFIG_FIELDS, OP_KINDS, PROBLEM_FIELDS
 
 _MAX_BYTES = 4096  # of the text of a problem or a config: many times what all fields take
+#: What says in recorded lines that calls of a problem signal.
+SIGNALS = "has_signals"
 #: The type of a field's value in JSON, and how an error calls it.
 _TYPES = {
     "integer": (int, "an integer"),
@@ -57,6 +59,34 @@ def read_problem(text: str) -> "_C.Problem":
         raise ProblemError(f"problem = {text[:80]!r}: must have the members fields and op; write Problem.to_json()")
     _check_op(found["op"])
     return _C.Problem(op=found["op"], **_check_fields(found["fields"], PROBLEM_FIELDS, ProblemError))
+
+
+def write_line(problem: "_C.Problem") -> str:
+    """Return the line of DG_RECORD_SHAPES: canonical JSON, with SIGNALS beside the fields where calls signal. It is no
+    field, as it changes neither keys nor measurements, but it is another kernel.
+    """
+    text = problem_json(problem)
+    return text.replace(',"op":', f',"{SIGNALS}":true,"op":') if problem.has_signals else text
+
+
+def read_line(text: str) -> "_C.Problem":
+    """Return the problem that write_line wrote. Raises: ProblemError, as read_problem, for SIGNALS that is no bool, and
+    for an op kind without signals.
+    """
+    if SIGNALS not in text:
+        return read_problem(text)
+    found = _parse(text, ProblemError)
+    has_signals = take_signals(found)
+    problem = read_problem(json.dumps(found))
+    return problem.with_signals() if has_signals else problem
+
+
+def take_signals(found: dict) -> bool:
+    """Take SIGNALS out of an object of JSON and return it. Raises: ProblemError."""
+    has_signals = found.pop(SIGNALS, False)
+    if not isinstance(has_signals, bool):
+        raise ProblemError(f"{SIGNALS} = {ascii(has_signals)[:32]}: must be a bool; pass true or false.")
+    return has_signals
 
 
 def read_config(text: str) -> "_C.Config":

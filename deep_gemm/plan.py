@@ -14,6 +14,7 @@ from typing import Any
 
 from deep_gemm import _C, environment, selection
 from deep_gemm.errors import CompileError, DeviceError, SelectorWarning
+from deep_gemm.identity import write_line
 from deep_gemm.jit import build, plain_kernels
 from deep_gemm.text import MAX_MESSAGE, printable
 
@@ -227,7 +228,7 @@ def _print(choice: str, problem: "_C.Problem") -> None:
 
 
 def _record(problem: "_C.Problem") -> None:
-    _append(problem.to_json())
+    _append(write_line(problem))
 
 
 def _append(line: str) -> None:

@@ -14,6 +14,8 @@ import torch
 
 from deep_gemm import _C
 
+#: Name of a row of plain_kernels, threads of a CTA, constants: what get_kernel takes.
+KernelOf = tuple[str, int, dict[str, int]]
 #: An address: a tensor of the call (`argument`, `memory`), and bytes into it.
 Place = tuple[int, int]
 

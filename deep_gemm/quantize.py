@@ -9,15 +9,17 @@ The torch formula of this file is the definition. CUDA tensors of SM90 run a one
 which torch does by its reciprocal on GPUs: scales of CPU and GPU may differ in the last bit.
 """
 
+import contextlib
 import struct
 from typing import Any
 
 import torch
 
-from deep_gemm import cast_kernels, planned
+from deep_gemm import cast_kernels, environment, planned
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, ShapeError
-from deep_gemm.operands import check_flag, check_integers, check_tensor, shorten
+from deep_gemm.operands import check_flag, check_integers, check_tensor, is_fake, shorten
 from deep_gemm.packing import PER_WORD, check_are_rounded, join_exponents
+from deep_gemm.recorded_calls import record
 
 #: Elements of K, and for B rows of N, that share one scale.
 SCALE_BLOCK = 128
@@ -110,6 +112,8 @@ def swiglu_per_token_cast_to_fp8(
         return cast
     is_mn_major = _check_options(x, use_ue8m0, gran_k, scales)
     _check_pairs(x, masked_m, form)
+    if not torch.compiler.is_compiling() and not is_fake(x):
+        _note(x, use_ue8m0, gran_k, masked_m is not None, is_mn_major, form)
     gate, up = _split_pairs(x.float(), is_interleaved)
     if limit is not None:
         most = float(limit)  # torch takes no large integers
@@ -349,9 +353,21 @@ def _plan_token_cast(
     is_mn_major = _check_options(x, use_ue8m0, gran_k, scales)
     if swiglu:
         _check_pairs(x, masked_m, swiglu)
+        _note(x, use_ue8m0, gran_k, masked_m is not None, is_mn_major, swiglu)
     else:
         _check_rows(x, masked_m)
     return cast_kernels.plan_rows(x, gran_k, bool(use_ue8m0), masked_m is not None, is_mn_major, swiglu)
+
+
+def _note(
+    x: torch.Tensor, use_ue8m0: bool, gran_k: int, is_masked: bool, is_mn_major: bool, swiglu: cast_kernels.Swiglu
+) -> None:
+    """Record a SwiGLU's cast that a kernel runs, of which no problem tells."""
+    if not environment.get_string("DG_RECORD_SHAPES"):
+        return
+    with contextlib.suppress(RuntimeError):  # x has no memory, as within torch.func
+        if call := cast_kernels.describe_swiglu(x, gran_k, use_ue8m0, is_masked, is_mn_major, swiglu):
+            record(call)
 
 
 def _plan_block_cast(x: torch.Tensor, use_ue8m0: bool, gran_k: int) -> planned.Plan | None:

@@ -14,15 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from deep_gemm import _C, hc_prenorm, selection
+from deep_gemm import _C, cast_kernels, hc_prenorm, selection
 from deep_gemm.errors import ArgumentError, DeepGemmError, DeviceError, ProblemError, WarmUpWarning
-from deep_gemm.fields import fit_rows, round_sizes
+from deep_gemm.fields import fit_rows, replace, round_sizes
+from deep_gemm.identity import read_line, take_signals
+from deep_gemm.mega import layer
 from deep_gemm.operands import shorten
-from deep_gemm.prenorm_shapes import NAME, Shape, check_size, parse_shape
+from deep_gemm.planned import KernelOf
+from deep_gemm.recorded_calls import CALLS, Call, ExpertLayer, Shape, SwigluCast, parse_call, with_rows
 from deep_gemm.selector_files import list_skus
 
-#: What a warm-up may be given: a problem, or a call of an op that has none.
-Given = _C.Problem | Shape
+#: What a warm-up may be given: a problem, or a call that is none.
+Given = _C.Problem | Call
 
 
 class Failure(NamedTuple):
@@ -59,7 +62,7 @@ class WarmUpReport:
 
 
 def warmup(
-    problems: "str | os.PathLike | Iterable[_C.Problem | Shape | Mapping | str]",
+    problems: "str | os.PathLike | Iterable[_C.Problem | Call | Mapping | str]",
     m: int | Iterable[int] | None = None,
     *,
     device: "str | _C.Device | None" = None,
@@ -72,10 +75,13 @@ def warmup(
     row or of a column, and the change of scales to the layout that products prefer.
 
     Args:
-        problems: Problems, their JSON texts or dicts; or the path of a file that DG_RECORD_SHAPES named. Calls of
-            tf32_hc_prenorm_gemm are written as problems of that op, of m, n, k and num_splits.
+        problems: Problems, their JSON texts or dicts; or the path of a file that DG_RECORD_SHAPES named. Masked calls
+            with signals are problems `with_signals()`, in texts and dicts with "has_signals": true. Calls of
+            tf32_hc_prenorm_gemm, swiglu_per_token_cast_to_fp8 and fp8_mega_moe are written as problems of these ops,
+            with the fields of deep_gemm.recorded_calls.
         m: numbers of rows that take the place of every problem's own: of m, or of expected_m where each group has room
-            for m rows (masked products) or the problem has one. Products that divide K among groups keep their sizes.
+            for m rows (masked products) or the problem has one. Products that divide K among groups keep their sizes,
+            and so do layers of experts across GPUs.
         device: a Device or the name of one, such as "h200"; None: the current GPU. Kernels are loaded where it is the
             current GPU.
         any_size: also compile what problems that differ from these in their sizes choose most often. No list of
@@ -97,14 +103,16 @@ def warmup(
     target, has_gpu = _find_device(device)
     given = _read_all(problems)
     rows = _list_rows(m)
-    listed, shapes = list_problems(given, rows, target), _list_shapes(given, rows)
-    kernels = kernel_set.compile_choices(listed, target, any_size, cores, _list_prenorms(shapes, target, any_size))
+    calls = _list_calls(given, rows)
+    products = list_problems(_list_products(calls), None, target)
+    listed = list(dict.fromkeys([*list_problems(given, rows, target), *products]))
+    kernels = kernel_set.compile_choices(listed, target, any_size, cores, _list_plain(calls, target, any_size))
     planned = kernels.load(listed) if has_gpu else 0
     failures = tuple(Failure(*failure) for failure in kernels.list_failures())
     found = max(len(kernels.ready) - kernels.num_compiled, 0)
     total, seconds = len(kernels.ready) + len(kernels.errors), time.perf_counter() - start
     _warn(failures)
-    return WarmUpReport(len(listed) + len(shapes), total, kernels.num_compiled, found, planned, seconds, failures)
+    return WarmUpReport(len(listed) + len(calls), total, kernels.num_compiled, found, planned, seconds, failures)
 
 
 def _find_device(device: "str | _C.Device | None") -> tuple["_C.Device", bool]:
@@ -129,26 +137,37 @@ def list_problems(problems, m: int | Iterable[int] | None, device: "_C.Device") 
     given = [chosen for problem in given for chosen in _apply_settings(problem, device)]
     rows = _list_rows(m)
     if rows is not None:
-        given = [_replace(problem, **fit_rows(problem, count)) for count in rows for problem in given]
-    return list(dict.fromkeys(_replace(problem, **round_sizes(problem)) for problem in given))
+        given = [replace(problem, **fit_rows(problem, count)) for count in rows for problem in given]
+    return list(dict.fromkeys(replace(problem, **round_sizes(problem)) for problem in given))
 
 
 def _list_rows(m: int | Iterable[int] | None) -> list[int] | None:
     return [m] if isinstance(m, int) else None if m is None else list(m)
 
 
-def _list_shapes(given: list["Given"], rows: list[int] | None) -> list[Shape]:
-    """Return the calls of tf32_hc_prenorm_gemm with every m in force, each once."""
-    shapes = [shape for shape in given if isinstance(shape, Shape)]
+def _list_calls(given: list["Given"], rows: list[int] | None) -> list[Call]:
+    """Return the calls that are no problems, those that have an m with every m in force, each once."""
+    calls = [call for call in given if not isinstance(call, _C.Problem)]
     if rows is not None:
-        shapes = [shape._replace(m=check_size("m", count)) for count in rows for shape in shapes]
-    return list(dict.fromkeys(shapes))
+        calls = [with_rows(call, count) for count in rows for call in calls]
+    return list(dict.fromkeys(calls))
 
 
-def _list_prenorms(shapes: list[Shape], device: "_C.Device", any_size: bool) -> list[tuple[str, dict]]:
-    """Return the plain kernels of calls of tf32_hc_prenorm_gemm, under the settings of this process."""
-    allowed = hc_prenorm.limit_sms(_get_sm_limit(), device.sm_count)
-    return [kernel for shape in shapes for kernel in hc_prenorm.list_kernels(shape, *allowed, any_size)]
+def _list_products(calls: list[Call]) -> list["_C.Problem"]:
+    return [problem for call in calls if isinstance(call, ExpertLayer) for problem in layer.list_products(call)]
+
+
+def _list_plain(calls: list[Call], device: "_C.Device", any_size: bool) -> list[KernelOf]:
+    """Return the plain kernels of calls, under the settings of this process."""
+    allowed, found = hc_prenorm.limit_sms(_get_sm_limit(), device.sm_count), []
+    for call in calls:
+        if isinstance(call, Shape):
+            found += hc_prenorm.list_kernels(call, *allowed, any_size)
+        elif isinstance(call, SwigluCast):
+            found += cast_kernels.list_kernels(call)
+        else:
+            found += layer.list_kernels(call)
+    return found
 
 
 def _read_all(problems) -> list["Given"]:
@@ -175,25 +194,28 @@ def read_shapes(path: Path) -> list["Given"]:
 
 def _parse(text: str) -> "Given":
     with contextlib.suppress(json.JSONDecodeError, RecursionError):
-        shape = parse_shape(json.loads(text)) if NAME in text else None
-        if shape:
-            return shape
-    return _C.Problem.from_json(text)
+        call = parse_call(json.loads(text)) if any(name in text for name in CALLS) else None
+        if call:
+            return call
+    return read_line(text)
 
 
 def _read(problem) -> "Given":
-    if isinstance(problem, _C.Problem | Shape):
+    if isinstance(problem, _C.Problem | Call):
         return problem
     if isinstance(problem, str):
         return _parse(problem)
     if not isinstance(problem, Mapping):
         raise ArgumentError(f"problems: holds a {type(problem).__name__}; pass Problems, their JSON texts or dicts.")
-    if shape := parse_shape(problem):
-        return shape
+    if call := parse_call(problem):
+        return call
     if "fields" in problem:
-        return _C.Problem.from_json(json.dumps(dict(problem)))
+        return read_line(json.dumps(dict(problem)))
+    fields = dict(problem)
+    has_signals = take_signals(fields)
     try:
-        return _C.Problem(**problem)
+        found = _C.Problem(**fields)
+        return found.with_signals() if has_signals else found
     except TypeError as error:
         if isinstance(error, DeepGemmError):
             raise
@@ -201,10 +223,6 @@ def _read(problem) -> "Given":
         raise ProblemError(
             f"problem = {{{names}}}: needs op, m, n and k, and may have other fields of a problem; name them."
         ) from error
-
-
-def _replace(problem: "_C.Problem", **changes) -> "_C.Problem":
-    return _C.Problem(**problem.as_dict() | changes)
 
 
 def _apply_settings(problem: "_C.Problem", device: "_C.Device") -> list["_C.Problem"]:
@@ -216,7 +234,7 @@ def _apply_settings(problem: "_C.Problem", device: "_C.Device") -> list["_C.Prob
     if not problem.num_sms and 0 < limit < device.sm_count:
         changes["num_sms"] = limit
     recorded = [changes | {"batch_invariant": True}] if problem.batch_invariant else []
-    return [_replace(problem, **fields) for fields in (changes, *recorded)]
+    return [replace(problem, **fields) for fields in (changes, *recorded)]
 
 
 def _get_sm_limit() -> int:

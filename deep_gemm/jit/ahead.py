@@ -71,7 +71,8 @@ def _vary_sizes(problem: "_C.Problem") -> Iterator["_C.Problem"]:
     fields = problem.as_dict()
     for rows, n, k in itertools.chain(itertools.product(_ROWS, _WIDTHS, _DEPTHS), _spread_sizes()):
         with contextlib.suppress(ProblemError):  # sizes that this op kind does not have
-            yield _C.Problem(**fields | fit_rows(problem, rows) | {"n": n, "k": k})
+            sized = _C.Problem(**fields | fit_rows(problem, rows) | {"n": n, "k": k})
+            yield sized.with_signals() if problem.has_signals else sized
 
 
 def _spread_sizes() -> Iterator[tuple[int, int, int]]:

@@ -22,6 +22,7 @@ from typing import IO, NamedTuple, cast
 
 from deep_gemm import _C
 from deep_gemm.errors import CompileError
+from deep_gemm.identity import read_line, write_line
 from deep_gemm.jit import build, generator, plain_kernels
 from deep_gemm.jit.compile import get_toolchain
 
@@ -35,8 +36,8 @@ _SERVER = (
 
 
 class Job(NamedTuple):
-    """A kernel as it travels to a process: problem and config as JSON, the compiler (None: the default), and a second
-    config as JSON where the kernel has two.
+    """A kernel as it travels to a process: problem (identity.write_line) and config as JSON, the compiler (None: the
+    default), and a second config as JSON where the kernel has two.
 
     A plain kernel has no problem, and its name and constants as JSON in place of a config.
     """
@@ -56,7 +57,7 @@ class Job(NamedTuple):
         compiler: str | None = None,
     ) -> "Job":
         """Return the job of the kernel of `config`, and of a second tile, for the problem's variant."""
-        return cls(problem.to_json(), config.to_json(), compiler, second.to_json() if second else "")
+        return cls(write_line(problem), config.to_json(), compiler, second.to_json() if second else "")
 
     def _describe(self) -> tuple[str, str, str | None]:
         if not self.problem:
@@ -73,7 +74,7 @@ class Job(NamedTuple):
     def parse(self) -> tuple["_C.Problem", "_C.Config", "_C.Config | None"]:
         """Return the problem, the config and the second one."""
         second = _C.Config.from_json(self.second) if self.second else None
-        return _C.Problem.from_json(self.problem), _C.Config.from_json(self.config), second
+        return read_line(self.problem), _C.Config.from_json(self.config), second
 
     def describe(self, needed_by: "_C.Problem | None" = None) -> str:
         """Return what messages call the kernel, which a problem needs."""
@@ -81,7 +82,8 @@ class Job(NamedTuple):
             name, constants = json.loads(self.config)
             return f"{plain_kernels.plain_symbol(name)} {constants or ''}".rstrip()
         problem, config, second = self.parse()
-        return f"{_C.name_tiles(config, second)} for {needed_by or problem}"
+        purpose = " with signals" if problem.has_signals else ""
+        return f"{_C.name_tiles(config, second)} for {needed_by or problem}{purpose}"
 
     def find(self):
         """Return the compiled kernel from memory or the disk, or None. Raises: ConfigError, CompileError."""

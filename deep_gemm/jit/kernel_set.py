@@ -9,10 +9,12 @@ import torch
 
 from deep_gemm import _C, cast_kernels, environment, errors, plan, planned, selection
 from deep_gemm.errors import CacheError, CompileError, DeepGemmError, ProblemError
-from deep_gemm.fields import OP_KINDS
+from deep_gemm.fields import OP_KINDS, replace
+from deep_gemm.identity import write_line
 from deep_gemm.jit import ahead, cache
 from deep_gemm.jit.compile import CompileResult
 from deep_gemm.jit.compile_pool import METADATA, SCALE_COPIES, SUMS, TRANSPOSE, Job, Outcome, get_num_cores, run_jobs
+from deep_gemm.planned import KernelOf
 from deep_gemm.quantize import SCALE_BLOCK
 
 #: The lock of all warm-ups with one cache folder: one process compiles on all cores, the others wait for it.
@@ -30,19 +32,19 @@ def compile_choices(
     device: "_C.Device",
     any_size: bool,
     cores: int,
-    plain: Iterable[tuple[str, dict[str, int]]] = (),
+    plain: Iterable[KernelOf] = (),
 ) -> "KernelSet":
     """Compile what the problems need on `device`, what runs in place of kernels that do not compile, and `plain`
-    kernels: names with constants.
+    kernels.
 
     Raises: CacheError before anything is compiled, where the disk cache cannot be read, or lacks a kernel and cannot be
         written.
     """
     cache.get_disk_cache().check()
     listed = _list_runs(listed, any_size)
-    kernels = KernelSet(cores, _list_kernels(listed, device, any_size), _list_casts(listed))
-    others = dict.fromkeys(Job.of_plain(name, **constants) for name, constants in plain)
-    kernels.compile([*kernels.needed_by, *_list_passes(listed, device, any_size), *kernels.casts, *others])
+    builtins = _list_casts(listed) | _make_builtins(plain)
+    kernels = KernelSet(cores, _list_kernels(listed, device, any_size), builtins)
+    kernels.compile([*kernels.needed_by, *_list_passes(listed, device, any_size), *builtins])
     kernels.compile(_list_substitutes(kernels, listed, device))
     return kernels
 
@@ -56,7 +58,7 @@ def _list_runs(listed: list["_C.Problem"], any_size: bool) -> list["_C.Problem"]
 
 
 def _with_mn_major(problem: "_C.Problem") -> "_C.Problem":
-    return _C.Problem(**problem.as_dict() | {"scale_layout": "mn_major"})
+    return replace(problem, scale_layout="mn_major")
 
 
 def _list_kernels(listed: list["_C.Problem"], device: "_C.Device", any_size: bool) -> Needs:
@@ -100,7 +102,7 @@ def _list_passes(listed: list["_C.Problem"], device: "_C.Device", any_size: bool
 def _list_casts(listed: list["_C.Problem"]) -> dict[Job, Callable]:
     """Return what makes FP8 operands of BF16 rows before a product, in calls of its own: with a scale for each row,
     also of masked groups, and, where both operands may have a scale for each column, with those. Problems do not say
-    whether scales are powers of two. Each has its builtin of make_plain_kernel.
+    whether scales are powers of two.
     """
     products = [one for one in listed if _is_scaled_product(one) and one.recipe in _CAST_RECIPES]
     masks = {is_masked for problem in products for is_masked in {False, OP_KINDS[problem.op].has_room}}
@@ -110,7 +112,12 @@ def _list_casts(listed: list["_C.Problem"]) -> dict[Job, Callable]:
         names += [cast_kernels.name_row_kernel(*shared, is_masked) for is_masked in sorted(masks)]
         if any(problem.recipe == "1d1d" for problem in products):
             names.append(cast_kernels.name_block_kernel(*shared, is_per_column=True))
-    return {Job.of_plain(name, **made): planned.get_kernel(name, threads, **made) for name, threads, made in names}
+    return _make_builtins(names)
+
+
+def _make_builtins(kernels: Iterable[KernelOf]) -> dict[Job, Callable]:
+    """Return plain kernels, each with its builtin of make_plain_kernel."""
+    return {Job.of_plain(name, **made): planned.get_kernel(name, threads, **made) for name, threads, made in kernels}
 
 
 def _is_scaled_product(problem: "_C.Problem") -> bool:
@@ -144,7 +151,7 @@ def _list_substitutes(kernels: "KernelSet", listed: list["_C.Problem"], device: 
     """
     failed = [job for job, error in kernels.errors.items() if isinstance(error, CompileError)]
     variants = {job.problem for job in failed}
-    of_failed = [problem for problem in listed if variants and _C.kernel_identity(problem).to_json() in variants]
+    of_failed = [problem for problem in listed if variants and write_line(_C.kernel_identity(problem)) in variants]
     alone = [job._replace(second="") for job in failed if job.second]
     picks = [_job_of(problem, selection.get_analytic_config(problem, device)) for problem in of_failed]
     return list(dict.fromkeys([*alone, *picks]))
@@ -153,12 +160,12 @@ def _list_substitutes(kernels: "KernelSet", listed: list["_C.Problem"], device: 
 @dataclass
 class KernelSet:
     """The kernels so far: those that are there, of which `num_compiled` were compiled, the errors of the others, and
-    what was `broken` when it was loaded. `casts` have builtins of their own.
+    what was `broken` when it was loaded. `builtins` are of plain kernels that Python launches.
     """
 
     cores: int
     needed_by: Needs
-    casts: dict[Job, Callable]
+    builtins: dict[Job, Callable]
     ready: dict[Job, None] = field(default_factory=dict)
     errors: dict[Job, DeepGemmError] = field(default_factory=dict)
     broken: list[tuple[str, DeepGemmError]] = field(default_factory=list)
@@ -256,8 +263,8 @@ class KernelSet:
             self.attempt(job.describe(), _C.load_transpose_kernel)
         elif job in SCALE_COPIES:
             self.attempt(job.describe(), _C.load_scale_copy_kernels)
-        elif job in self.casts:
-            self.attempt(job.describe(), partial(_C.load_plain_kernel, self.casts[job]))
+        elif job in self.builtins:
+            self.attempt(job.describe(), partial(_C.load_plain_kernel, self.builtins[job]))
         elif job.problem and self.needed_by.get(job) is None:
             problem, config, second = job.parse()
             load = partial(_C.Kernel, kernel.cubin, kernel.kernel_name, problem, config, None, second)

@@ -11,12 +11,12 @@ from deep_gemm.group_rows import count_most_rows
 from deep_gemm.layout import get_mk_alignment_for_contiguous_layout
 from deep_gemm.operands import check_integer, shorten
 from deep_gemm.quantize import SCALE_BLOCK, align
+from deep_gemm.recorded_calls import MAX_CHOICES, ExpertLayer
 
 #: Choices of all GPUs' tokens that take part at the same time: any routing may give them all to one GPU.
 MOST_CHOICES = 65536
 #: Of the tokens of a GPU, and the bytes at which a region starts.
 TOKEN_ALIGNMENT, REGION_ALIGNMENT = 128, 256
-MAX_CHOICES = 32  # a lane of a warp has one (mega_pull.cuh)
 #: Stages of a step: all buffers are filled, and all rows of experts are made.
 FILLED, MADE = 0, 1
 #: Seconds that a GPU waits for the others by default, as torch's collectives do: a process may compile before it comes.
@@ -120,13 +120,12 @@ class SymmBuffer:
     @property
     def tokens_at_once(self) -> int:
         """The tokens of each GPU whose experts work at the same time."""
-        return min(self.num_max_tokens_per_rank, max(MOST_CHOICES // (self.num_ranks * self.num_topk), 1))
+        return count_tokens_at_once(self)
 
     @property
     def num_rows(self) -> int:
         """The rows that their choices can need on one GPU, with those between the experts."""
-        choices = self.num_ranks * self.tokens_at_once * self.num_topk
-        return count_most_rows(choices, self.num_local_experts, self.alignment)
+        return count_rows(self)
 
     def _lay_out(self) -> tuple[int, dict[str, Region]]:
         """Return the bytes of the memory and where each tensor lies."""
@@ -201,6 +200,17 @@ class SymmBuffer:
         with contextlib.suppress(AttributeError):
             del self.x, self.x_sf, self.topk_idx, self.topk_weights, self.buffer, self.addresses
         self.handle, self.group, self._copies = None, None, []
+
+
+def count_tokens_at_once(sizes: SymmBuffer | ExpertLayer) -> int:
+    """Return tokens_at_once of a buffer of these sizes."""
+    return min(sizes.num_max_tokens_per_rank, max(MOST_CHOICES // (sizes.num_ranks * sizes.num_topk), 1))
+
+
+def count_rows(sizes: SymmBuffer | ExpertLayer) -> int:
+    """Return num_rows of a buffer of these sizes."""
+    choices = sizes.num_ranks * count_tokens_at_once(sizes) * sizes.num_topk
+    return count_most_rows(choices, sizes.num_local_experts, sizes.alignment)
 
 
 def get_symm_buffer_for_mega_moe(

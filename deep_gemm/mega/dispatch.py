@@ -11,11 +11,15 @@ import torch
 from deep_gemm import _C, group_rows
 from deep_gemm.layout import get_mn_major_tma_aligned_tensor
 from deep_gemm.mega.buffer import SymmBuffer
-from deep_gemm.planned import get_kernel
+from deep_gemm.planned import KernelOf, get_kernel
 from deep_gemm.quantize import ceil_div
 
 _THREADS, _PLACE_THREADS = 256, 512
 _WARPS, _CTAS_PER_SM = _THREADS // 32, 8  # of mega_pull.cuh: a warp has a token; two grids' worth of CTAs at most
+#: The kernels of every step.
+KERNELS: list[KernelOf] = [
+    ("mega_place", _PLACE_THREADS, {}), ("mega_pull", _THREADS, {}), ("mega_combine", _THREADS, {}),
+]  # fmt: skip
 
 
 class Routing(NamedTuple):

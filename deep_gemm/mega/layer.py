@@ -12,15 +12,17 @@ from typing import Any
 
 import torch
 
-from deep_gemm import _C
+from deep_gemm import _C, cast_kernels, environment
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
 from deep_gemm.layout import get_mk_alignment_for_contiguous_layout
 from deep_gemm.mega import dispatch
-from deep_gemm.mega.buffer import FILLED, MADE, SymmBuffer
+from deep_gemm.mega.buffer import FILLED, MADE, SymmBuffer, count_rows
 from deep_gemm.mega.operands import Weight, check_weights, with_row_scales
 from deep_gemm.operands import check_flag, check_plain, check_tensor, check_written, shorten
 from deep_gemm.ops import FUNCTIONS
+from deep_gemm.planned import KernelOf
 from deep_gemm.quantize import SCALE_BLOCK, check_limit, swiglu_per_token_cast_to_fp8
+from deep_gemm.recorded_calls import ExpertLayer, SwigluCast, record
 from deep_gemm.vendor import overlaps, shares_memory, writing
 
 RECIPE = (SCALE_BLOCK,) * 3
@@ -62,6 +64,8 @@ def fp8_mega_moe(
     stats = cumulative_local_expert_recv_stats
     if stats is not None:
         _check_stats(stats, sym_buffer)
+    if environment.get_string("DG_RECORD_SHAPES"):
+        record(_describe(sym_buffer, activation_clamp))
     if _C.get_compile_mode() and not y.is_cuda:
         return
     with writing(y, sym_buffer.buffer, *([] if stats is None else [stats])), _breaking(sym_buffer):
@@ -119,6 +123,31 @@ def multiply_rows(
         hidden[None], False, masked_m=ends[-1:], scales="mn_major", limit=limit, is_interleaved=True
     )
     multiply((activated[0], inner_scales[0]), weights[1], buffer.view("rows"), ends, use_psum_layout=True)
+
+
+def _describe(buffer: SymmBuffer, limit: float | None) -> ExpertLayer:
+    """Return a call with a buffer as it is recorded."""
+    sizes = {name: getattr(buffer, name) for name in ExpertLayer._fields if name != "has_limit"}
+    return ExpertLayer(**sizes, has_limit=limit is not None)
+
+
+def list_kernels(layer: ExpertLayer) -> list[KernelOf]:
+    """Return the plain kernels that a recorded call needs."""
+    cast = SwigluCast(is_masked=True, is_interleaved=True, has_limit=layer.has_limit)
+    return dispatch.KERNELS + cast_kernels.list_kernels(cast)
+
+
+def list_products(layer: ExpertLayer) -> list["_C.Problem"]:
+    """Return the problems of both products of a recorded call. Their rows are those of the buffer, whatever the number
+    of tokens. Raises: ProblemError where there are too many.
+    """
+    shared: dict[str, Any] = {
+        "op": "m_grouped_fp8_gemm_psum", "m": count_rows(layer), "num_groups": layer.num_local_experts,
+        "alignment": layer.alignment,
+    }  # fmt: skip
+    hidden, intermediate = layer.hidden, layer.intermediate_hidden
+    first = _C.Problem(**shared, n=2 * intermediate, k=hidden, recipe="1d1d")
+    return [first, _C.Problem(**shared, n=hidden, k=intermediate)]
 
 
 def _check(y: Any, l1: Any, l2: Any, buffer: Any, recipe: Any, activation: Any) -> None:

@@ -1,4 +1,6 @@
-"""Defects that are planted into layers of experts across GPUs and into their kernels; see run.py."""
+"""Defects that are planted into layers of experts across GPUs, into their kernels, and into what is recorded of calls
+that are no problems; see run.py.
+"""
 
 from tests.mutation.defects import Defects
 
@@ -26,8 +28,19 @@ MEGA_DEFECTS: Defects = {
         ("    if _C.get_compile_mode():\n        return\n", ""),
     ],
     ("deep_gemm/mega/buffer.py", "tests/cpu/ops/test_mega.py"): [
-        ("count_most_rows(choices, self.num_local_experts, self.alignment)", "choices"),
+        ("count_most_rows(choices, sizes.num_local_experts, sizes.alignment)", "choices"),
         ("        self.topk_idx.fill_(-1)\n", ""),
+    ],
+    ("deep_gemm/identity.py", "tests/cpu/runtime/test_warm_up_calls.py"): [
+        (" if problem.has_signals else text", " if False else text"),
+        ("    if not isinstance(has_signals, bool):\n", "    if False:\n"),
+    ],
+    ("deep_gemm/recorded_calls.py", "tests/cpu/runtime/test_warm_up_calls.py"): [
+        ("call.num_experts % call.num_ranks:", "False:"),
+        ("if isinstance(call, Shape) else call", ""),
+    ],
+    ("deep_gemm/warm_up.py", "tests/cpu/runtime/test_warm_up_calls.py"): [
+        ("list_problems(_list_products(calls), None, target)", "list_problems(_list_products(calls), rows, target)"),
     ],
     (f"{_HEADERS}/mega_place.cuh", "tests/cpu/emulator/test_emulated_mega.py"): [
         ("__popc(lanes & ((1u << lane) - 1))", "__popc(lanes & ((2u << lane) - 1))"),

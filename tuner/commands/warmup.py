@@ -93,9 +93,10 @@ def measure_few(problems: list, rows: list[int] | None, count: int, board, **opt
     from deep_gemm import selection
     from deep_gemm.jit.cache import get_disk_cache
     from deep_gemm.warm_up import list_problems
+    from tuner.problems.shapes import drop_signals
 
     get_disk_cache().check()  # what is compiled behind it needs one
-    every = list_problems(problems, rows, board)
+    every = list_problems(drop_signals(problems), rows, board)
     found = install_few(every, count, **options, effort="quick", device=0)
     selection.forget_selectors()  # the kernels of the winners are those to compile
     return found

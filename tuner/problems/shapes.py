@@ -16,8 +16,8 @@ instead, and shapes {"name": str, "m": int, "n": int}. A shape's own "sizes" rep
     batched and summed products  m = mean_m, of each
 
 A user's shape file may have this form, too. It may also hold {"problems": [{"m": int, "n": int, "k": int, ...}]} with
-any other field of a problem, or lines of JSON with one problem each, as DG_RECORD_SHAPES writes them. Recorded calls of
-tf32_hc_prenorm_gemm, which has no configs to measure, are for `warmup` alone.
+any other field of a problem, or lines of JSON with one problem each, as DG_RECORD_SHAPES writes them. Recorded calls
+without configs to measure (deep_gemm/recorded_calls.py) and the signals of problems are for `warmup` alone.
 """
 
 import json
@@ -27,9 +27,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deep_gemm import _C, prenorm_shapes
+from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError, ProblemError
 from deep_gemm.fields import OP_KINDS, PROBLEM_FIELDS
+from deep_gemm.identity import take_signals
+from deep_gemm.recorded_calls import Call, is_call, parse_call
 from tuner import errors
 from tuner.problems.fields import MAJORS, OPS, get_weight_shape, get_work, read_op_name
 
@@ -71,20 +73,23 @@ def read_preset(name: str) -> list[dict]:
 
 
 def load_file(path: Path, flag: str = "--shapes") -> list:
-    """Return the problems of a shape file without repeats.
+    """Return the problems of a shape file without repeats and without signals, which change no choice of a config.
 
     Raises: UsageError naming the option or argument that the file came by, the file and the fault.
     """
-    problems = load_given(path, flag)[0]
+    problems = drop_signals(load_given(path, flag)[0])
     if not problems:
         raise errors.UsageError(f"{flag} {path}: it holds no problem with configs; {REMEDY}")
     return problems
 
 
-def load_given(path: Path, flag: str) -> tuple[list, list[prenorm_shapes.Shape]]:
-    """Return the problems of a shape file, and its calls of an op that has none, without repeats. Raises: as
-    load_file.
-    """
+def drop_signals(problems: list) -> list:
+    """Return the problems of calls without signals, each once."""
+    return list(dict.fromkeys(_C.Problem(**problem.as_dict()) for problem in problems))
+
+
+def load_given(path: Path, flag: str) -> tuple[list, list[Call]]:
+    """Return the problems of a shape file, and its calls that are none, without repeats. Raises: as load_file."""
     try:
         text = path.read_text(encoding="utf-8")
         document = parse_document(text)
@@ -134,14 +139,9 @@ def list_rows(document: dict | list) -> list:
     return document if isinstance(document, list) else document.get("problems", [])
 
 
-def is_call(row: object) -> bool:
-    """Return whether a row is a call of an op that has no problems."""
-    return isinstance(row, dict) and row.get("op") == prenorm_shapes.NAME
-
-
-def list_calls(document: dict | list) -> list[prenorm_shapes.Shape]:
-    """Return the calls in a document of an op that has no problems, without repeats. Raises: ProblemError."""
-    return list(dict.fromkeys(shape for row in list_rows(document) if (shape := prenorm_shapes.parse_shape(row))))
+def list_calls(document: dict | list) -> list[Call]:
+    """Return the calls in a document that are no problems, without repeats. Raises: ProblemError."""
+    return list(dict.fromkeys(call for row in list_rows(document) if (call := parse_call(row))))
 
 
 def expand_group(group: dict) -> list:
@@ -187,7 +187,8 @@ def make_problem(row: dict, place: str):
     """Return the problem of one {"m", "n", "k", ...} object. Raises: ValueError with its place, or DeepGemmError."""
     if not isinstance(row, dict):
         raise ValueError(f"{place} is {json.dumps(row)[:60]}: must be an object")
-    fields = dict(row.get("fields", row))
+    row = dict(row)
+    has_signals, fields = take_signals(row), dict(row.get("fields", row))
     op = fields.pop("op", row.get("op", OPS[0]))
     if op not in OP_KINDS:
         raise ValueError(f"{place}: op = {op!r} is no op kind; use {suggest_op(op)}")
@@ -198,7 +199,8 @@ def make_problem(row: dict, place: str):
     if missing := [name for name in SIZES if name not in fields]:
         raise ValueError(f"{place}: lacks {', '.join(missing)}")
     try:
-        return _C.Problem(op, *(fields.pop(name) for name in SIZES), **fields)
+        problem = _C.Problem(op, *(fields.pop(name) for name in SIZES), **fields)
+        return problem.with_signals() if has_signals else problem
     except DeepGemmError as error:
         raise ValueError(f"{place}: {error}") from error
 

@@ -9,9 +9,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import deep_gemm
-from deep_gemm import hc_prenorm, library, planned, prenorm_shapes
+from deep_gemm import hc_prenorm, library, planned, recorded_calls
 from deep_gemm.errors import ArgumentError, DtypeError, LayoutError, ProblemError, ShapeError
-from deep_gemm.prenorm_shapes import Shape
+from deep_gemm.recorded_calls import Shape
 from deep_gemm.testing import calc_diff
 
 M, N, K = 13, 24, 448
@@ -118,7 +118,7 @@ def test_clusters_have_a_whole_gpu(monkeypatch, limit, count, sms, is_whole):
 def test_a_warm_up_knows_the_kernels_of_a_call(monkeypatch, case):
     (m, k, splits), sms = case, (132, True)
     monkeypatch.setattr(hc_prenorm, "_get_sms", lambda device: sms)
-    monkeypatch.setattr(planned, "get_kernel", lambda name, threads, **constants: (name, constants))
+    monkeypatch.setattr(planned, "get_kernel", lambda name, threads, **constants: (name, threads, constants))
     for n in (N, 28):
         a, b = torch.empty(m, k, dtype=torch.bfloat16, device="meta"), torch.empty(n, k, device="meta")
         lead = (splits,) if splits > 1 else ()
@@ -140,10 +140,10 @@ def test_a_warm_up_knows_the_kernels_of_a_call(monkeypatch, case):
 )  # fmt: skip
 def test_a_recorded_call_that_cannot_be(change, message):
     fields = {"m": M, "n": N, "k": K} | change
-    for line in ({"op": prenorm_shapes.NAME, "fields": fields}, {"op": prenorm_shapes.NAME} | fields):
+    for line in ({"op": hc_prenorm.NAME, "fields": fields}, {"op": hc_prenorm.NAME} | fields):
         with pytest.raises(ProblemError, match=re.escape(message)):
-            prenorm_shapes.parse_shape(line)
-    assert prenorm_shapes.parse_shape({"op": "bf16_gemm"} | fields) is prenorm_shapes.parse_shape([]) is None
+            recorded_calls.parse_call(line)
+    assert recorded_calls.parse_call({"op": "bf16_gemm"} | fields) is recorded_calls.parse_call([]) is None
 
 
 def test_parts_do_not_depend_on_m_where_bits_must_not(monkeypatch):

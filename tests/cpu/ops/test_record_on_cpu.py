@@ -5,7 +5,7 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C, plan, warm_up
-from deep_gemm.prenorm_shapes import Shape
+from deep_gemm.recorded_calls import Shape
 from tests.fakes.operands import make_operands, one_thread
 from tests.gpu.logits_operands import make_prefill
 
@@ -57,6 +57,20 @@ def test_groups_and_logits_are_recorded(recorded):
     masked, logits = recorded()
     assert (masked.op, masked.m, masked.num_groups) == ("m_grouped_bf16_gemm_masked", 16, 2) and masked.expected_m >= 10
     assert (logits.op, logits.heads, logits.k) == ("fp8_mqa_logits", 8, 32) and logits.n >= 150
+
+
+def test_signals_are_recorded_beside_the_fields(recorded, tmp_path):
+    """Of calls with and without them: these are two kernels of one problem."""
+    a, b = torch.ones(2, 16, 64, dtype=torch.bfloat16), torch.ones(2, 32, 64, dtype=torch.bfloat16)
+    d, counts = torch.empty(2, 16, 32, dtype=torch.bfloat16), torch.tensor([3, 16], dtype=torch.int32)
+    for options in ({"enable_overlap": True, "signal": torch.zeros(2, dtype=torch.int32)}, {}):
+        deep_gemm.m_grouped_bf16_gemm_nt_masked(a, b, d, counts, 10, **options)
+    first, second = (tmp_path / "shapes.jsonl").read_text().splitlines()
+    assert first == second.replace(',"op"', ',"has_signals":true,"op"')
+    assert warm_up.read_shapes(tmp_path / "shapes.jsonl") == [
+        (plain := _C.Problem.from_json(second)).with_signals(),
+        plain,
+    ]
 
 
 def test_logits_of_nearly_the_same_sizes_are_one_problem(recorded):

@@ -286,7 +286,7 @@ def test_a_warm_up_compiles_what_projections_launch(tmp_path):
     assert (report["problems"], report["failures"], later) == (6, [], 0)
     assert len(read_compiled(tmp_path)) == report["kernels"] == report["compiled"] == 5
     assert len(select(events, "LaunchKernelEx")) == 14, "unsplit calls of 4096 rows add up in a second launch"
-    shapes = [(shape.m, shape.splits) for shape in warm_up.read_shapes(tmp_path / "shapes")]
+    shapes = [(shape.m, shape.num_splits) for shape in warm_up.read_shapes(tmp_path / "shapes")]
     assert shapes == list(itertools.product((13, 300, 4096), (1, 4)))
 
 

@@ -11,7 +11,7 @@ from deep_gemm import _C, hc_prenorm, warm_up
 from deep_gemm.errors import ArgumentError, DeviceError, ProblemError
 from deep_gemm.jit import kernel_set
 from deep_gemm.jit.compile_pool import METADATA
-from deep_gemm.prenorm_shapes import Shape
+from deep_gemm.recorded_calls import Shape
 from deep_gemm.warm_up import list_problems
 
 H200 = _C.Device.known("h200")
@@ -84,7 +84,7 @@ def test_a_projection_is_warmed_up_for_the_sms_that_there_are(monkeypatch):
         monkeypatch.setattr(warm_up, "_get_sm_limit", lambda limit=limit: limit)
         monkeypatch.setattr(hc_prenorm._C, "get_num_sms", lambda limit=limit: limit)
         monkeypatch.setattr(hc_prenorm._C, "get_device", lambda index=0: H200)
-        found[limit] = warm_up._list_prenorms([shape], H200, any_size=False)
+        found[limit] = warm_up._list_plain([shape], H200, any_size=False)
         assert found[limit] == hc_prenorm.list_kernels(shape, *hc_prenorm._get_sms(torch.device("cuda", 0)))
     assert found[0] == found[200] != found[100]
 

@@ -7,11 +7,13 @@ import pytest
 import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import CompileError, DeviceError
-from deep_gemm.prenorm_shapes import Shape
+from deep_gemm.identity import write_line
+from deep_gemm.recorded_calls import Shape
 from deep_gemm.selector import Selector
 from deep_gemm.warm_up import Failure, WarmUpReport
 from tests.fakes.in_process_worker import InProcessWorker
 from tuner import cli
+from tuner.commands import warmup as command
 from tuner.commands.warmup import parse_rows
 from tuner.errors import EXIT_USAGE, UsageError
 from tuner.problems.shapes import load_file
@@ -71,6 +73,24 @@ def test_calls_without_configs_are_warmed_up_and_nothing_else(tmp_path, calls, c
     assert load_file(path) == [SHAPE]
     path.write_text(line)
     with pytest.raises(UsageError, match="it holds no problem with configs"):
+        load_file(path)
+
+
+def test_signals_are_warmed_up_and_never_measured(tmp_path, calls, monkeypatch):
+    """They change no choice, and what measures passes none."""
+    masked = _C.Problem("m_grouped_fp8_gemm_masked", 64, 256, 512, num_groups=2)
+    path, few = tmp_path / "calls.jsonl", []
+    path.write_text("".join(f"{write_line(problem)}\n" for problem in (masked.with_signals(), masked)))
+    assert cli.run(["warmup", str(path), "--device", "h200"]) == 0
+    assert calls[0][0][0][0] == [masked.with_signals(), masked] and load_file(path) == [masked]
+    monkeypatch.setattr(command, "install_few", lambda problems, *arguments, **options: few.extend(problems))
+    command.measure_few([masked.with_signals(), masked], None, 1, DEVICE)
+    assert few == [masked]
+    path.write_text(json.dumps(masked.as_dict() | {"has_signals": True}) + "\n")
+    assert load_file(path) == [masked] and cli.run(["warmup", str(path), "--device", "h200"]) == 0
+    assert calls[0][1][0][0] == [masked.with_signals()]
+    path.write_text(json.dumps(masked.as_dict() | {"has_signals": 1}) + "\n")
+    with pytest.raises(UsageError, match="has_signals = 1: must be a bool"):
         load_file(path)
 
 
