@@ -48,7 +48,7 @@ BOUND = 1e-4
 #: Of the GPU that waits alone.
 ALONE_S = 0.5
 KERNELS = (
-    "m_grouped_fp8_gemm_contiguous", *map(name_plain, ("mega_place", "mega_pull", "mega_combine", "cast_rows")),
+    "m_grouped_fp8_gemm_psum", *map(name_plain, ("mega_place", "mega_pull", "mega_combine", "cast_rows")),
 )  # fmt: skip
 
 
@@ -83,11 +83,11 @@ def time_steps(graph: torch.cuda.CUDAGraph) -> float:
     return start.elapsed_time(end) * 1e3 / STEPS
 
 
-def make_products(buffer: deep_gemm.SymmBuffer, weights: tuple) -> Callable[[], None]:
-    """Return both products of this GPU on the rows that the buffer's choices give it."""
+def make_products(buffer: deep_gemm.SymmBuffer, weights: tuple, tokens: int) -> Callable[[], None]:
+    """Return both products of this GPU, which has so many tokens, on the rows that the buffer's choices give it."""
     routing = dispatch.place(dispatch.read_choices(buffer, 0, buffer.tokens_at_once), 0, buffer.num_experts)
     rows = dispatch.pull(buffer, routing)
-    return lambda: layer.multiply_rows(buffer, rows, weights, None)
+    return lambda: layer.multiply_rows(buffer, rows, weights, tokens, None)
 
 
 def make_layer(experts: int) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], Fp8Experts]:
@@ -132,7 +132,7 @@ class Setting:
             wanted = whole(self.step.x, self.step.chosen, self.step.factors)
         y = self.step.y
         self.difference = calc_diff(y, wanted) if bool(y.isfinite().all()) else float("inf")
-        self.products = make_products(self.buffer, weights)
+        self.products = make_products(self.buffer, weights, tokens)
         self.graphs = capture(self.run), capture(self.products)
 
     def run(self) -> None:

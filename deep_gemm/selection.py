@@ -115,11 +115,11 @@ def find_recorded(problem: "_C.Problem", selector: Selector) -> "_C.Problem":
     Groups with ends that fill a part of their alignment are chosen for as masked ones of as many rows; those may have
     tiles that do not fit the alignment.
     """
-    if (twin := _C.find_masked_twin(problem)) and problem.op not in selector.metadata["ops"]:
-        return twin
     op = find_recorded_op(problem.op, selector)
     if op == problem.op:
         return problem
+    if twin := _C.find_masked_twin(problem):
+        return twin
     fields = problem.as_dict() | {"op": op}
     fields.pop("expected_m", None)  # no sibling has it
     return _C.Problem(**fields)
@@ -129,6 +129,16 @@ def find_recorded_op(op: str, selector: Selector) -> str:
     """Return the op kind whose records choose for `op`."""
     sibling, known = OP_KINDS[op].sibling, selector.metadata["ops"]
     return sibling if sibling in known and op not in known else op
+
+
+def list_recorded_ops(op: str, selector: Selector) -> list[str]:
+    """Return the op kinds whose records choose for problems of `op`: one, and for groups of rows with ends also the
+    masked ones, where the artefact knows them.
+    """
+    found, kind = find_recorded_op(op, selector), OP_KINDS[op]
+    is_joined = found != op and kind.m_is_shared
+    masked = [name for name, other in OP_KINDS.items() if is_joined and other.has_room and other.is_fp8 == kind.is_fp8]
+    return [found, *(name for name in masked if name in selector.metadata["ops"])]
 
 
 def find_device(device: "_C.Device | str | None") -> "_C.Device":

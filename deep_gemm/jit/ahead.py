@@ -13,7 +13,7 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError, DeviceError, ProblemError
 from deep_gemm.fields import fit_rows
 from deep_gemm.jit.compile_pool import CompilePool, Job, Outcome, get_num_cores, run_jobs
-from deep_gemm.selection import explain_tiles, find_recorded_op, get_selector
+from deep_gemm.selection import explain_tiles, get_selector, list_recorded_ops
 from deep_gemm.selector import Selector
 
 #: Sizes for which the choice is asked: n and k as in models, and n as only other callers have them.
@@ -39,9 +39,10 @@ def list_choices(op: str, problems: Iterable, device: "_C.Device") -> tuple[list
     reason = ""
     try:
         selector = get_selector(device)
-        configs = _list_recorded(find_recorded_op(op, selector), selector) if selector else []
+        recorded = list_recorded_ops(op, selector) if selector else []
+        configs = [config for name in recorded for config in _list_recorded(name, selector)]
         if configs:
-            return configs, "artefact"
+            return list(dict.fromkeys(configs)), "artefact"
     except DeepGemmError as error:  # an artefact without this op kind
         reason = f" ({type(error).__name__}: {str(error)[:200]})"
     picks = {_C.get_analytic_config(problem, device): None for problem in problems}

@@ -8,6 +8,7 @@ where their owners add them up. GPUs meet twice: when all have filled their buff
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from deep_gemm import _C, cast_kernels, environment
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
 from deep_gemm.layout import get_mk_alignment_for_contiguous_layout
 from deep_gemm.mega import dispatch
-from deep_gemm.mega.buffer import FILLED, MADE, SymmBuffer, count_rows
+from deep_gemm.mega.buffer import FILLED, MADE, SymmBuffer, count_expected_rows, count_rows, count_tokens_at_once
 from deep_gemm.mega.operands import Weight, check_weights, with_row_scales
 from deep_gemm.operands import check_flag, check_plain, check_tensor, check_written, shorten
 from deep_gemm.ops import FUNCTIONS
@@ -103,26 +104,34 @@ def _run_part(
     meet = (lambda stage: None) if _C.get_compile_mode() else buffer.meet
     meet(FILLED)  # and none still reads the rows of the part before
     routing = dispatch.place(dispatch.read_choices(buffer, first, last), first, buffer.num_experts)
-    multiply_rows(buffer, dispatch.pull(buffer, routing), weights, limit)
+    multiply_rows(buffer, dispatch.pull(buffer, routing), weights, len(y), limit)
     meet(MADE)
     dispatch.combine(buffer, routing, y)
     return routing
 
 
 def multiply_rows(
-    buffer: SymmBuffer, operands: tuple[torch.Tensor, ...], weights: tuple[Weight, Weight], limit: float | None
+    buffer: SymmBuffer,
+    operands: tuple[torch.Tensor, ...],
+    weights: tuple[Weight, Weight],
+    tokens: int,
+    limit: float | None,
 ) -> None:
     """Write what this GPU's experts make of rows (dispatch.pull) into the buffer; the first weight has scales of rows
-    (with_row_scales).
+    (with_row_scales), and this GPU has so many tokens.
     """
     rows, scales, ends = operands
-    multiply = FUNCTIONS["m_grouped_fp8_gemm_nt_contiguous"]
+    multiply = partial(
+        FUNCTIONS["m_grouped_fp8_gemm_nt_contiguous"],
+        use_psum_layout=True,
+        expected_m_for_psum_layout=count_expected_rows(buffer, tokens),
+    )
     hidden = torch.empty(len(rows), 2 * buffer.intermediate_hidden, dtype=torch.bfloat16, device=rows.device)
-    multiply((rows, scales), weights[0], hidden, ends, recipe=(1, 1, SCALE_BLOCK), use_psum_layout=True)
+    multiply((rows, scales), weights[0], hidden, ends, recipe=(1, 1, SCALE_BLOCK))
     activated, inner_scales = swiglu_per_token_cast_to_fp8(
         hidden[None], False, masked_m=ends[-1:], scales="mn_major", limit=limit, is_interleaved=True
     )
-    multiply((activated[0], inner_scales[0]), weights[1], buffer.view("rows"), ends, use_psum_layout=True)
+    multiply((activated[0], inner_scales[0]), weights[1], buffer.view("rows"), ends)
 
 
 def _describe(buffer: SymmBuffer, limit: float | None) -> ExpertLayer:
@@ -138,16 +147,19 @@ def list_kernels(layer: ExpertLayer) -> list[KernelOf]:
 
 
 def list_products(layer: ExpertLayer) -> list["_C.Problem"]:
-    """Return the problems of both products of a recorded call. Their rows are those of the buffer, whatever the number
-    of tokens. Raises: ProblemError where there are too many.
+    """Return the problems of both products of a recorded call, with any number of tokens. Their rows are those of the
+    buffer. Raises: ProblemError where there are too many.
     """
+    rows, hidden, intermediate = count_rows(layer), layer.hidden, layer.intermediate_hidden
     shared: dict[str, Any] = {
-        "op": "m_grouped_fp8_gemm_psum", "m": count_rows(layer), "num_groups": layer.num_local_experts,
-        "alignment": layer.alignment,
+        "op": "m_grouped_fp8_gemm_psum", "m": rows, "num_groups": layer.num_local_experts, "alignment": layer.alignment
     }  # fmt: skip
-    hidden, intermediate = layer.hidden, layer.intermediate_hidden
-    first = _C.Problem(**shared, n=2 * intermediate, k=hidden, recipe="1d1d")
-    return [first, _C.Problem(**shared, n=hidden, k=intermediate)]
+    hints = {count_expected_rows(layer, tokens) for tokens in range(count_tokens_at_once(layer) + 1)}
+    found = []
+    for hint in sorted({_C.round_expected_m(hint, rows) if hint < layer.alignment else 0 for hint in hints}):
+        found.append(_C.Problem(**shared, n=2 * intermediate, k=hidden, recipe="1d1d", expected_m=hint))
+        found.append(_C.Problem(**shared, n=hidden, k=intermediate, expected_m=hint))
+    return found
 
 
 def _check(y: Any, l1: Any, l2: Any, buffer: Any, recipe: Any, activation: Any) -> None:

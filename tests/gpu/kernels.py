@@ -71,11 +71,9 @@ def list_nvcc_pairs(device, spread: int) -> list[tuple]:
 
 def list_psum_portfolio(device) -> list[tuple]:
     """Return (problem, config) of what the library can choose for groups with ends."""
-    siblings = {variant.op: get_portfolio(variant.op, device)[0] for variant in op_jobs.PSUM_REPEATED}
-    problems = [(variant.op, with_ends(variant).problem()) for variant in op_jobs.PSUM_REPEATED]
     return [
-        (problem, config)
-        for op, problem in problems for config in siblings[op] if _C.is_legal(problem, config, device)
+        (with_ends(variant).problem(), config)
+        for variant in op_jobs.PSUM_REPEATED for config in op_jobs.list_psum_choices(variant, device)
     ]  # fmt: skip
 
 

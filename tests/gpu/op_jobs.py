@@ -12,6 +12,7 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C
+from deep_gemm.jit.ahead import list_choices
 from deep_gemm.selection import explain
 from deep_gemm.testing import calc_diff
 
@@ -23,7 +24,7 @@ from .logits_operands import make_paged, make_prefill
 from .memory import as_integers
 from .op_calls import OpCall, Operands, Outputs
 from .repeats import BusyStream
-from .world import World
+from .world import World, get_portfolio
 
 #: Launches alone, beside a busy stream, and from a graph that is replayed.
 ALONE, BUSY, GRAPH_LAUNCHES, REPLAYS = 450, 450, 20, 5
@@ -167,10 +168,13 @@ def run_psum_repeats(world: World, variant, config) -> tuple[int, list[str]]:
     return repeat_call(world, call)
 
 
-def list_psum_choices(world: World, variant) -> list:
-    """Return what the library can choose for a variant with ends: the choices of its sibling that are legal."""
+def list_psum_choices(variant, device) -> list:
+    """Return what the library can choose for a variant with ends; where it has no artefact, what it can for the op kind
+    with indices.
+    """
     problem = with_ends(variant).problem()
-    return [config for config in world.portfolio(variant) if _C.is_legal(problem, config, world.device)]
+    configs = list_choices(problem.op, [], device)[0] or get_portfolio(variant.op, device)[0]
+    return [config for config in configs if _C.is_legal(problem, config, device)]
 
 
 def list_logits_choices(problem, device) -> list:
@@ -241,7 +245,7 @@ def op_repeat_jobs(world: World) -> list:
     jobs: list[tuple] = [(f"repeat {call.title}: all", partial(run_repeats, world, call)) for call in calls]
     jobs += [
         (name_job(with_ends(variant), config), partial(run_psum_repeats, world, variant, config))
-        for variant in PSUM_REPEATED for config in list_psum_choices(world, variant)
+        for variant in PSUM_REPEATED for config in list_psum_choices(variant, world.device)
     ]  # fmt: skip
     return jobs + [
         (f"repeat {problem.op} {problem}: {config}", partial(run_logits_repeats, world, problem, config))

@@ -19,7 +19,7 @@ from .grouped_operands import (
     make_grouped_output,
     prepare_grouped_c,
 )
-from .grouped_psum import PSUM_VARIANTS, derive_psum_shapes, make_psum_case, with_ends
+from .grouped_psum import PSUM_VARIANTS, derive_psum_shapes, list_hinted_configs, make_psum_case, with_ends
 from .grouped_sanitizer import FEW_SMS, get_signature
 from .grouped_variants import GroupedVariant, get_grouped_space
 from .logits_operands import expect_paged, expect_prefill, make_paged, make_prefill
@@ -48,7 +48,8 @@ def choose_psum_pairs(device) -> list[tuple[GroupedVariant, object]]:
 
     def list_legal(variant: GroupedVariant) -> list:
         problem = with_ends(variant).problem()
-        return [config for config in get_grouped_space(variant, device) if _C.is_legal(problem, config, device)]
+        space = get_grouped_space(variant, device) + list_hinted_configs(variant, device)
+        return [config for config in space if _C.is_legal(problem, config, device)]
 
     return watched.choose_pairs(PSUM_VARIANTS, PSUM_MAIN, list_legal, get_signature)
 

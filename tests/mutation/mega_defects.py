@@ -30,6 +30,24 @@ MEGA_DEFECTS: Defects = {
     ("deep_gemm/mega/buffer.py", "tests/cpu/ops/test_mega.py"): [
         ("count_most_rows(choices, sizes.num_local_experts, sizes.alignment)", "choices"),
         ("        self.topk_idx.fill_(-1)\n", ""),
+        ("channel=stage, timeout_ms=self._timeout_ms)", "channel=stage)"),
+        ("1e-3 <= seconds <= MOST_SECONDS", "seconds <= MOST_SECONDS"),
+    ],
+    ("deep_gemm/mega/buffer.py", "tests/cpu/runtime/test_warm_up_calls.py"): [
+        ("ceil_div(max(tokens, least) * sizes.num_topk", "ceil_div(tokens * sizes.num_topk"),
+    ],
+    ("deep_gemm/mega/layer.py", "tests/cpu/runtime/test_warm_up_calls.py"): [
+        ("_C.round_expected_m(hint, rows) if hint < layer.alignment else 0", "_C.round_expected_m(hint, rows)"),
+        ("expected_m_for_psum_layout=count_expected_rows(buffer, tokens)", "expected_m_for_psum_layout=None"),
+    ],
+    ("deep_gemm/selection.py", "tests/cpu/core/test_expected_rows.py"): [
+        ("    if twin := _C.find_masked_twin(problem):\n        return twin\n", ""),
+        ("if served.op not in (problem.op, OP_KINDS[problem.op].sibling):", "if False:"),
+        ('    fields.pop("expected_m", None)  # no sibling has it\n', ""),
+    ],
+    ("tuner/problems/workload.py", "tests/cpu/core/test_expected_rows.py"): [
+        ("        row += ceil_div(size, problem.alignment) * problem.alignment\n", "        row += size\n"),
+        ("sizes[group] = min(size, problem.m - starts[-1])", "sizes[group] = size"),
     ],
     ("deep_gemm/identity.py", "tests/cpu/runtime/test_warm_up_calls.py"): [
         (" if problem.has_signals else text", " if False else text"),

@@ -53,15 +53,15 @@ def describe_selector(sku: str, ops: Iterable[str]) -> dict:
 def hash_parts(content: bytes, ops: Iterable[str]) -> dict[str, str | None]:
     """Return {op kind: SHA-256 of all that its choices hang on in an artefact}, None of what is a plain kernel.
 
-    content: of the artefact. Choices hang on the metadata and arrays of the op kind, or of the sibling whose records
-        choose for it; on the GPU and the versions that the artefact is of; and on whether it chooses for the tree's
+    content: of the artefact. Choices hang on the metadata and arrays of the op kind, or of those whose records choose
+        for it; on the GPU and the versions that the artefact is of; and on whether it chooses for the tree's
         kernels.
     Raises: ModelError where the artefact cannot be read.
     """
     from deep_gemm.artifact import canonical_json, read_artifact
     from deep_gemm.fields import OP_KINDS
     from deep_gemm.jit.hashing import kernel_hash
-    from deep_gemm.selection import find_recorded_op
+    from deep_gemm.selection import list_recorded_ops
     from deep_gemm.selector import Selector
 
     selector, (metadata, arrays) = Selector(content), read_artifact(content)
@@ -75,7 +75,11 @@ def hash_parts(content: bytes, ops: Iterable[str]) -> dict[str, str | None]:
             part.update(canonical_json([name, str(array.dtype), array.shape]).encode() + array.tobytes())
         return part.hexdigest()
 
-    return {op: hash_part(find_recorded_op(op, selector)) if op in OP_KINDS else None for op in ops}
+    def join_parts(op: str) -> str:
+        parts = [hash_part(name) for name in list_recorded_ops(op, selector)]
+        return parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()
+
+    return {op: join_parts(op) if op in OP_KINDS else None for op in ops}
 
 
 def get_driver_version() -> str | None:

@@ -195,7 +195,7 @@ BROKEN_RULES = [
     (FP8_ROWS, {"num_groups": 0}, "num_groups = 0: a grouped op has at least one group; pass their number"),
     (FP8_ROWS, {"expected_m": 1}, f"expected_m = 1: {FP8_ROWS} does not take it; leave it out"),
     ("bf16_gemm", {"expected_m": 1, "num_groups": 0}, "expected_m = 1: bf16_gemm does not take it; leave it out"),
-    (BF16_MASKED, {"expected_m": 17}, "expected_m = 17: a group has room for m rows; pass at most m"),
+    (BF16_MASKED, {"expected_m": 17}, "expected_m = 17: a group has at most m rows; pass no more"),
     (FP8_MASKED, {"alignment": 64}, f"alignment = 64: {FP8_MASKED} does not take it; leave it out"),
     (
         "fp8_gemm",

@@ -87,7 +87,9 @@ def test_an_exact_measurement_of_the_sibling_serves_its_twin():
 @pytest.mark.parametrize("name", SIBLINGS)
 def test_a_warm_up_prepares_the_configs_of_the_sibling(name):
     found, source = ahead.list_choices(name, [], DEVICE)
-    assert source == "artefact" and found == ahead.list_choices(SIBLINGS[name], [], DEVICE)[0]
+    expected = ahead.list_choices(SIBLINGS[name], [], DEVICE)[0]
+    assert source == "artefact" and found[: len(expected)] == expected
+    assert len(found) == len(expected) or KINDS[name].grouping == "m_psum", "beside those of masked groups"
 
 
 @pytest.mark.parametrize("name", SIBLINGS)

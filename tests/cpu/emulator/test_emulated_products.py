@@ -48,6 +48,8 @@ PRODUCTS = {
     "D in whole rows": Product(Variant(BF16), bf16(128, 112), (200, 251, 300), num_sms=1),
 }
 ROWS = Contiguous(200, 300, 3, 128, ((0, 0, 100), (2, 0, 60), (1, 0, 128)))
+#: More groups than a warp has lanes; empty ones, and some that fill an alignment and more.
+FEW_ROWS = PsumRows(72, 130, (*(group * 5 % 9 if group % 3 else 0 for group in range(35)), 17, 0), 16, extra=24)
 _K = GroupedVariant(FP8_K_GROUPED, "1d1d", "fp32")
 _BF16_K = GroupedVariant(BF16_K_GROUPED, d_dtype="fp32", a_major="mn", b_major="mn")
 #: One of each kind of groups.
@@ -63,6 +65,9 @@ GROUPED = {
     ),
     "rows with ends": Product(
         GroupedVariant(FP8_CONTIGUOUS), fp8(64, 64), PsumRows(130, 300, (100, 0, 37, 1), extra=70), num_sms=2
+    ),
+    "rows with ends, parts of an alignment": Product(
+        GroupedVariant(BF16_CONTIGUOUS), bf16(8, 64, swap_ab=1), FEW_ROWS, num_sms=2
     ),
     # 45 tiles of one CTA, by two D tiles.
     "k-grouped, C a tile ahead": Product(
@@ -81,6 +86,12 @@ MORE_GROUPED = {
     "contiguous, pair, padding": Product(
         GroupedVariant(FP8_CONTIGUOUS), fp8(128, 64, cluster_m=2, loop=1),
         Contiguous(130, 500, 4, 256, ((0, 0, 100), (2, 0, 60), (1, 0, 256))), 2,
+    ),
+    "rows with ends, parts, padding left": Product(
+        GroupedVariant(BF16_CONTIGUOUS), bf16(8, 64, swap_ab=1), FEW_ROWS, num_sms=2, index=1
+    ),
+    "rows with ends, parts, pair along n": Product(
+        GroupedVariant(BF16_CONTIGUOUS), bf16(64, 64, cluster_n=2), PsumRows(136, 200, (3, 0, 70, 64), extra=70), 4
     ),
     "rows with ends, pair": Product(
         GroupedVariant(FP8_CONTIGUOUS), fp8(128, 64, cluster_m=2), PsumRows(130, 300, (100, 0, 137, 1), extra=70), 2

@@ -5,6 +5,7 @@ import pytest
 from tests.emulator.ops import run_defective_sum
 from tests.emulator.products import Product, run_product
 from tests.fakes import stub_driver
+from tests.gpu.grouped_psum import PsumRows
 from tests.gpu.grouped_shapes import Contiguous, KGroups
 from tests.gpu.grouped_variants import BF16_CONTIGUOUS, FP8_K_GROUPED, GroupedVariant
 from tests.gpu.variants import BF16, Variant
@@ -31,6 +32,12 @@ TWO_GROUPS = Product(
     Contiguous(130, 300, 3, 128, ((0, 0, 60), (1, 0, 100), (0, 128, 50), (2, 0, 1))),
     num_sms=2,
 )
+#: Groups with ends, on both sides of the 32 that a warp looks at.
+ENDS = Product(
+    GroupedVariant(BF16_CONTIGUOUS),
+    {"block_m": 8, "block_n": 64, "num_stages": 3, "block_k": 64, "swap_ab": 1},
+    PsumRows(64, 130, (*(3 * (group % 4 == 1) for group in range(30)), 20, 0, 0, 9), 16, extra=24), num_sms=2,
+)  # fmt: skip
 #: C of a tile is loaded while the one before is added up.
 AHEAD = Product(
     GroupedVariant(FP8_K_GROUPED, "1d1d", "fp32", c_mode="accumulate", group_layout="blocks"),
@@ -38,7 +45,7 @@ AHEAD = Product(
 )  # fmt: skip
 LATE_LOAD = "does not wait for a load"  # is looked for in a mode of its own, in which D means nothing
 EPILOGUE, FP8_LOOP = "epilogue/epilogue", "mainloop/fp8_mainloop"
-ACCUMULATION = "epilogue/accumulation"
+ACCUMULATION, M_PSUM = "epilogue/accumulation", "scheduler/m_psum_scheduler"
 RELEASE = "stages.release(ring.stage, scale.bits());"
 FENCE = "        ptx::fence_async_proxy();\n        // Every thread"
 
@@ -126,6 +133,16 @@ MORE_DEFECTS = {
     "padding beside a group without steps": (
         TWO_GROUPS, "scheduler/tile_groups", "return own != kNone || other != kNone;", "return own != kNone;", None,
     ),
+    "ends of the groups before forgotten": (
+        ENDS, M_PSUM, "highest = __shfl_sync(0xffffffff, last, 31);", "highest = 0;", None,
+    ),
+    "ends remembered from the walk before": (
+        ENDS, M_PSUM, "is_padding = true, highest = 0,", "is_padding = true,", None,
+    ),
+    "no padding behind the last group": (
+        ENDS, M_PSUM, "align_to_group(last) : ends.limit", "align_to_group(last) : align_to_group(last)", None,
+    ),
+    "padding multiplied": (ENDS, M_PSUM, "num_steps = is_padding ? 0 : all_steps;", "num_steps = all_steps;", None),
     "peer not waited for": (
         SPLIT, EPILOGUE, "        ptx::cluster_wait();  // every CTA of the cluster has", "        // every", None,
     ),

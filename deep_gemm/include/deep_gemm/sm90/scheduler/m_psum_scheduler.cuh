@@ -111,9 +111,8 @@ struct PsumGroupWalk : TileScheduler, PsumRows {
         const u32 left = __shfl_sync(0xffffffff, rows, lane) - row;
         m_start = __shfl_sync(0xffffffff, start, lane) + row;
         matrix_b = sums.first + lane;
-        num_steps = is_padding ? 0 : all_steps;
-        const u32 kept = left < Config::kBlockM ? left : Config::kBlockM;
-        state = state_of<Config::kBlockM>(is_padding ? 0 : kept, stores_padding);
+        num_steps = is_padding ? 0 : all_steps;  // without steps +0 is stored
+        state = state_of<Config::kBlockM>(left < Config::kBlockM ? left : Config::kBlockM, stores_padding);
     }
 
  private:

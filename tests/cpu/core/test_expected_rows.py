@@ -1,0 +1,150 @@
+"""Groups with ends that fill a part of their alignment: chosen for as masked ones of as many rows, by fitting tiles."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import deep_gemm
+from deep_gemm import _C, fields, selection
+from deep_gemm.errors import ProblemError
+from deep_gemm.jit import ahead
+from tests.fakes.operands import one_thread
+from tuner.problems.workload import Workload, make_draws, make_group_tensor
+
+DEVICE = _C.Device.known("h200")
+PSUM, MASKED = "m_grouped_fp8_gemm_psum", "m_grouped_fp8_gemm_masked"
+SIZES = {"m": 6144, "n": 4096, "k": 7168, "num_groups": 32}
+
+
+@pytest.fixture(autouse=True)
+def fresh_selectors():
+    selection.forget_selectors()
+    with one_thread():
+        yield
+    selection.forget_selectors()
+
+
+def make(op: str = PSUM, **changes) -> "_C.Problem":
+    return _C.Problem(op, **{**SIZES, "expected_m": 8, **changes})
+
+
+def test_the_masked_twin_has_the_same_fields():
+    assert _C.find_masked_twin(make()) == make(MASKED)
+    assert _C.find_masked_twin(make(recipe="1d1d", alignment=64)) == make(MASKED, recipe="1d1d")
+    bf16 = make("m_grouped_bf16_gemm_psum")
+    assert _C.find_masked_twin(bf16) == make("m_grouped_bf16_gemm_masked")
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        make(expected_m=0), make(expected_m=128), make(alignment=8), make(MASKED),
+        make("m_grouped_bf16_gemm_psum", b_major="mn"), _C.Problem("m_grouped_fp8_gemm_contiguous", **SIZES),
+        _C.Problem("fp8_gemm", 8, 8, 128),
+        _C.Problem("k_grouped_fp8_gemm_psum", **SIZES, recipe="1d1d", d_dtype="fp32"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_no_twin(problem):
+    """Of unknown rows, of groups that fill the alignment, and where no masked product has such operands."""
+    assert _C.find_masked_twin(problem) is None
+
+
+@pytest.mark.parametrize("expected, most", [(1, 8), (8, 16), (16, 32), (48, 64)])
+@pytest.mark.parametrize("fields_", [{}, {"recipe": "1d1d"}, {"n": 7168, "k": 2048}, {"num_groups": 8}], ids=str)
+@pytest.mark.parametrize("mode", ["auto", "analytic"])
+def test_few_rows_get_small_tiles_that_fit_the_alignment(monkeypatch, mode, fields_, expected, most):
+    """Not the tiles of groups that fill it, which are of 128 rows; 24, 40 and 48 rows do not divide it."""
+    monkeypatch.setenv("DG_SELECTOR", mode)
+    problem = make(expected_m=expected, **fields_)
+    config = selection.explain(problem, DEVICE).config
+    assert config.block_m <= max(most, 64) and 128 % config.block_m == 0
+    assert _C.is_legal(problem, config, DEVICE)
+    assert selection.explain(make(expected_m=0, **fields_), DEVICE).config.block_m >= 128
+
+
+def test_the_heuristic_takes_the_best_of_the_masked_tiles_that_fit():
+    problem, twin = make(expected_m=32), make(MASKED, expected_m=32)
+    times = {
+        config: _C.estimate_time_us(twin, config, DEVICE)
+        for config in _C.get_candidates(twin, DEVICE) if _C.is_legal(problem, config, DEVICE)
+    }  # fmt: skip
+    best = min(times, key=times.get)
+    found = _C.get_analytic_config(problem, DEVICE)
+    assert (found.block_m, found.block_n, found.num_stages) == (best.block_m, best.block_n, best.num_stages)
+    assert _C.get_analytic_config(make(expected_m=128), DEVICE) == _C.get_analytic_config(make(expected_m=0), DEVICE)
+
+
+def test_a_learned_tile_that_does_not_fit_gives_way_to_one_that_does(monkeypatch):
+    """Without a warning: the selector is right, for masked groups."""
+    misfit, problem = _C.Config(24, 64, 8, swap_ab=1), make(expected_m=16)
+
+    def choose(served, device, mode, kernel_hash):
+        assert served == make(MASKED, expected_m=16)
+        return _C.Choice(misfit, "learned", "")
+
+    known = {"ops": {"m_grouped_fp8_gemm_contiguous": {}, MASKED: {}}}
+    loaded = selection.LoadedSelector("auto", SimpleNamespace(metadata=known, choose=choose), "stub", "")
+    monkeypatch.setattr(selection, "load_selector", lambda sku: loaded)
+    choice = selection.explain(problem, DEVICE)
+    assert choice.config == _C.get_analytic_config(problem, DEVICE) and choice.source == "analytic"
+    assert "24x64x128 s8 c1x1 swap does not fit the groups' alignment" in choice.reason
+
+
+def test_rows_that_fill_the_alignment_are_chosen_for_as_without_the_hint():
+    for expected in (128, 200):
+        found, plain = (selection.explain(make(expected_m=rows), DEVICE) for rows in (expected, 0))
+        assert (found.config, found.source, found.reason) == (plain.config, plain.source, plain.reason)
+
+
+def test_choices_ahead_have_the_masked_configs():
+    found, source = ahead.list_choices(PSUM, [], DEVICE)
+    parts = [ahead.list_choices(name, [], DEVICE)[0] for name in ("m_grouped_fp8_gemm_contiguous", MASKED)]
+    assert source == "artefact" and found == list(dict.fromkeys([*parts[0], *parts[1]]))
+
+
+def test_more_rows_than_the_product_has_are_refused():
+    with pytest.raises(ProblemError, match="expected_m = 6145: a group has at most m rows; pass no more"):
+        make(expected_m=6145)
+    assert fields.fit_rows(make(), 24) == {"expected_m": 24} and fields.fit_rows(make(expected_m=0), 24) == {"m": 24}
+
+
+#: Options of a call, and the rows that its problem expects.
+HINTS = [
+    ({"expected_m_for_psum_layout": 5}, 5), ({"expected_m_for_psum_layout": 9}, 10), ({}, 0),
+    ({"expected_m_for_psum_layout": 0}, 0), ({"expected_m_for_psum_layout": None}, 0),
+    ({"expected_m_for_psum_layout": 128}, 0), ({"expected_m_for_psum_layout": 5, "ensure_zero_padding": True}, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", range(len(HINTS)))
+def test_the_hint_of_a_call(tmp_path, monkeypatch, index):
+    """Rounded as that of masked groups; not where padding becomes zero, of which small tiles would have too many."""
+    (options, expected), shapes = HINTS[index], tmp_path / "shapes"
+    monkeypatch.setenv("DG_RECORD_SHAPES", str(shapes))
+    n = 8 * (index + 1)  # a problem is recorded once
+    a, b, d = torch.zeros(512, 128), torch.zeros(4, n, 128), torch.zeros(512, n)
+    ends = torch.tensor([3, 130, 256, 400], dtype=torch.int32)
+    deep_gemm.m_grouped_bf16_gemm_nt_contiguous(
+        a.bfloat16(), b.bfloat16(), d.bfloat16(), ends, use_psum_layout=True, **options
+    )
+    problem = _C.Problem.from_json(shapes.read_text().strip())
+    assert (problem.op, problem.n, problem.expected_m) == ("m_grouped_bf16_gemm_psum", n, expected)
+
+
+@pytest.mark.parametrize("name", ["spread", "uniform", "skewed"])
+def test_measured_groups_have_about_the_rows_expected(name):
+    for expected in (2, 20, 100):
+        draws = make_draws(make(expected_m=expected), Workload(name))
+        assert len(draws) == (4 if name == "spread" else 1)
+        for starts, sizes in draws:
+            ends = make_group_tensor(make(expected_m=expected), type(draws[0])(starts, sizes), "cpu").tolist()
+            assert all(start % 128 == 0 for start in starts) and max(ends) <= 6144
+            assert 0.6 * expected <= sum(sizes) / 32 <= 1.4 * expected
+            assert all(after >= start + size for start, size, after in zip(starts, sizes, starts[1:]))
+
+
+def test_measured_groups_end_with_the_rows_of_the_product():
+    starts, sizes = make_draws(make(m=300, expected_m=100), Workload("uniform"))[0]
+    assert starts[:4] == [0, 128, 256, 300] and sizes[:4] == [100, 100, 44, 0] and sum(sizes) == 244
