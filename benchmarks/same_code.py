@@ -3,10 +3,11 @@
 Example: python -m benchmarks.same_code 08329c4e --every 20        (writes same_code.json beside this file)
 
 Any change of a header gives every kernel that includes it another hash, also one that the compiler does not see. This
-compiles canonical kernels of each op kind whose hash changed with the headers of an older set, named as `python -m
-tuner ab` names it, and with the tree's, and compares the machine code (.text) byte by byte. Kernels that take the same
-branches, as far as `name_family` knows them, are a family; of each family one in `--every` is drawn, at least one. The
-layouts of A and B and what is done with C are counted apart, since a change may concern one of them alone.
+compiles canonical kernels of each op kind whose hash changed, and those of two tiles, with the headers of an older set,
+named as `python -m tuner ab` names it, and with the tree's, and compares the machine code (.text) byte by byte. Kernels
+that take the same branches, as far as `name_family` knows them, are a family; of each family one in `--every` is drawn,
+at least one. The layouts of A and B and what is done with C are counted apart, since a change may concern one of them
+alone.
 
 Result: {"compiler", "changes": [{"op", "before", "now": kernel hashes, "of": canonical kernels, "families", "kernels":
 {layouts as "a_major b_major", with C as "a_major b_major c_mode", all that the op kind has: compared; older changes
@@ -55,13 +56,18 @@ K_MAJOR = "k k"
 OF_K_MAJOR = ("batch_invariance.json", "choice_regret.json", "moe_layer.json", "pdl.json")
 OF_HOST = ("host_ops.json", "host_time.json")
 OF_SNAPSHOT = ("calibration.json", "evaluation.json", "fit_rates.json")
+#: What is compared: the kernels of each op kind, and the choice between two tiles.
+NAMES = sorted((*OP_KINDS, hashing.SECOND_TILE))
 _ASK = """
 import json, sys
 from deep_gemm import _C
-from deep_gemm.jit import generator, nvcc, nvrtc
+from deep_gemm.jit import generator, hashing, nvcc, nvrtc
 rules = {"abi": _C.LAUNCH_ABI, "flags": [*nvcc.FLAGS, *(flag for _, flag in nvrtc.FLAGS)]}
 sources = {}
 for op in json.load(sys.stdin):
+    if op == hashing.SECOND_TILE:
+        sources[op] = [(source, ["k", "k", "none"]) for source in generator.second_tile_sources()]
+        continue
     problems = [problem for problem, _ in generator.canonical_cases(op)]
     fields = [[problem.a_major, problem.b_major, problem.c_mode] for problem in problems]
     sources[op] = list(zip(generator.canonical_sources(op), fields))
@@ -114,6 +120,13 @@ def ask(folder: Path, ops: Iterable[str]) -> dict:
     return json.loads(done.stdout)
 
 
+def list_kernels(op: str) -> tuple[list[tuple], list[str]]:
+    """Return (problem, config) and the source of each canonical kernel of an op kind, or of SECOND_TILE."""
+    if op == hashing.SECOND_TILE:
+        return [case[:2] for case in generator.second_tile_cases()], generator.second_tile_sources()
+    return generator.canonical_cases(op), generator.canonical_sources(op)
+
+
 def compile_code(source: str, include: Path) -> bytes | str:
     """Return the machine code of a kernel with the headers of a folder, or why it has none."""
     output = nvrtc.get_nvrtc().compile(source, hashing.get_included_headers(source, include))
@@ -132,7 +145,7 @@ def compare(op: str, sources: list[tuple[str, list[str]]], old: Path, every: int
     """Return what the result says of the kernels of an op kind, whose headers were those in `old`, and of which the
     older generator tells `sources` (ask). Raises: TunerError where more than one kernel compiles with neither headers.
     """
-    cases, own = generator.canonical_cases(op), generator.canonical_sources(op)
+    cases, own = list_kernels(op)
     some = draw(cases, every)
     found = Parallel(n_jobs=-1)(delayed(is_same)(own[place], old) for place in some)
     layouts = [name_layouts(cases[place][0]) for place in some]
@@ -226,7 +239,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("old", help="the older kernels: a git revision or a clone")
-    parser.add_argument("--op", choices=sorted(OP_KINDS), help="one op kind only")
+    parser.add_argument("--op", choices=NAMES, help="one op kind only")
     parser.add_argument("--every", type=int, default=1, help="compare one in so many of a family (default: all)")
     parser.add_argument("--out", type=Path, default=PROOF, help="JSON file (default: %(default)s)")
     args = parser.parse_args(arguments)
@@ -248,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     """Do what `main` says. Raises: TunerError."""
     old = make_set(Clone.here(), args.old)
-    before = ask_hashes(old, [args.op] if args.op else sorted(OP_KINDS))
+    before = ask_hashes(old, [args.op] if args.op else NAMES)
     changed = [op for op, hash_ in before.items() if hash_ != hashing.kernel_hash(op)]
     if not changed:
         raise errors.TunerError(f"{args.old}: nothing to compare: no kernel hash differs; name an older revision")

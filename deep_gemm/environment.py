@@ -21,8 +21,8 @@ VARIABLES = {
     "any. Default: `1` for BF16, `0` for FP8.",
     "DG_COPY_SCALES": "`0`: row-major scales of large FP8 products are read where they are, not copied first, which "
     "takes memory. Default: `1`.",
-    "DG_SECOND_TILE": "`1` (default): kernels of few masked groups may hold two tiles and take one by `masked_m`; `0`: "
-    "they hold one, chosen by `expected_m`.",
+    "DG_SECOND_TILE": "`1` (default): kernels of few masked groups, and of rows of groups with ends, may hold two "
+    "tiles and take one by the rows on the device; `0`: they hold one.",
     "DG_RECORD_SHAPES": "Path of a file to which each new problem is appended as one JSON line.",
     "DG_TUNER_DB": "Path or URL of the tuning database; default `$HOME/.deep_gemm/tuning.db`.",
 }

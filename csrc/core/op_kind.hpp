@@ -84,7 +84,7 @@ struct OpKind {
     constexpr bool m_is_shared() const { return grouping == Grouping::kMContiguous || grouping == Grouping::kMPsum; }
     // Every group has room for m rows, of which it fills some.
     constexpr bool has_room() const { return grouping == Grouping::kMMasked; }
-    // The caller may say how many rows a group holds on average, of those that it has room for or is aligned to.
+    // How many rows a group holds stands in device memory; the caller may say how many are expected.
     constexpr bool expects_rows() const { return has_room() || grouping == Grouping::kMPsum; }
     // Groups lie one after the other along K, and each has a D of its own.
     constexpr bool k_is_divided() const { return grouping == Grouping::kKContiguous || grouping == Grouping::kKPsum; }

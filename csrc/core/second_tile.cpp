@@ -34,6 +34,26 @@ bool may_stand_beside(const Config& tile) {
     });
 }
 
+// Of groups with ends: few tokens by many rows of the weight, which fit the threads of the tiles for groups that fill
+// their alignment.
+constexpr int kMostFewTokens = 32;
+// The rows of such groups by which the second tile is chosen, and the shares of the alignment that groups may have on
+// average, padding included, so that they may be so few.
+constexpr int64_t kFewRows = 24;
+constexpr double kMostAlignments = 1.5;
+
+bool may_serve_few(const Problem& problem, const Config& tile, const Device& device) {
+    return tile.swap_ab != 0 && tile.block_m <= kMostFewTokens && is_legal(problem, tile, device);
+}
+
+// What tiles of groups with ends are rated by: masked groups of few rows; of masked groups themselves.
+std::optional<Problem> find_rated(const Problem& problem) {
+    if (op_kind(problem.op).has_room()) return problem;
+    Problem few = problem;
+    few.expected_m = std::min(kFewRows, problem.m);
+    return find_masked_twin(few);
+}
+
 double weigh(double first_ns, double second_ns) { return kMargin * second_ns / first_ns; }
 
 // A tile with its time by draw of the rows.
@@ -84,9 +104,9 @@ std::string tiles_reason(const Problem& problem, const Config& first, const std:
 }
 
 std::string second_tile_reason(const Problem& problem, const Config& first, const Config& second) {
-    if (!op_kind(problem.op).has_room())
+    if (!op_kind(problem.op).expects_rows() || !find_rated(problem))
         return "op = " + std::string(op_name(problem.op)) +
-               ": only kernels of masked groups hold two tiles; pass one config";
+               ": only kernels of masked groups, and of rows of groups with ends, hold two tiles; pass one config";
     for (const Config& config : {first, second})
         if (!is_single(config))
             return clause("CTAs of a cluster", config.cluster_m * config.cluster_n * config.split_k,
@@ -103,14 +123,39 @@ std::string second_tile_reason(const Problem& problem, const Config& first, cons
 }
 
 double second_tile_weight(const Problem& problem, const Config& first, const Config& second, const Device& device) {
-    const Estimator estimator(problem, device);
-    Tiler tiler(problem, estimator.sms());
-    return weigh(RatedTile(problem, estimator, tiler, first).round_ns,
-                 RatedTile(problem, estimator, tiler, second).round_ns);
+    const Problem rated = find_rated(problem).value();
+    const Estimator estimator(rated, device);
+    Tiler tiler(rated, estimator.sms());
+    return weigh(RatedTile(rated, estimator, tiler, first).round_ns,
+                 RatedTile(rated, estimator, tiler, second).round_ns);
 }
+
+namespace {
+
+// The tile that takes least for groups of few rows, where the first one takes longer. It does not matter then how long
+// both take with more rows: the kernel takes the first one.
+std::optional<Config> find_tile_of_few(const Problem& problem, const Config& first, const Device& device) {
+    const bool may_be_few = double(rows_per_group(problem)) < kMostAlignments * double(problem.alignment);
+    const std::optional<Problem> rated = may_be_few && problem.expected_m == 0 ? find_rated(problem) : std::nullopt;
+    if (!rated) return std::nullopt;
+    const Estimator estimator(*rated, device);
+    Tiler tiler(*rated, estimator.sms());
+    double least_us = RatedTile(*rated, estimator, tiler, first).mean_us() * (1.0 - kLeastGain) - kChoiceUs;
+    std::optional<Config> best;
+    for_each_candidate(*rated, device, Space(*rated, device), [&](const SpaceTile& tile) {
+        if (!may_serve_few(problem, tile.config, device)) return;
+        if (!second_tile_reason(problem, first, tile.config).empty()) return;
+        const double mean_us = RatedTile(*rated, estimator, tiler, tile.config).mean_us();
+        if (mean_us < least_us) least_us = mean_us, best = tile.config;
+    });
+    return best;
+}
+
+}  // namespace
 
 std::optional<Config> find_second_tile(const Problem& problem, const Config& first, const Device& device) {
     if (problem.has_signals) return std::nullopt;
+    if (op_kind(problem.op).grouping == Grouping::kMPsum) return find_tile_of_few(problem, first, device);
     if (!op_kind(problem.op).has_room() || problem.num_groups > kMostGroupsOfTwoTiles) return std::nullopt;
     const Estimator estimator(problem, device);
     Tiler tiler(problem, estimator.sms());

@@ -1,7 +1,9 @@
-// A second tile for masked groups. The host knows the rows that are expected of a group; how many there are stands in
-// device memory. Where groups are few, another tile needs a round less for some of these numbers, so that a kernel may
-// hold two, of which it takes one when it has read the rows (sm90/scheduler/tile_choice.cuh). A second tile is a config
-// like the first one, and no part of it: configs are measured, recorded and learned alone.
+// A second tile for groups of rows, of which a kernel may hold two: it takes one when it has read how many rows the
+// groups have, which the host does not know (sm90/scheduler/tile_choice.cuh). Of masked groups the host knows the rows
+// that are expected; where groups are few, another tile needs a round less for some of the numbers that these stand
+// for. Of groups with ends it knows nothing, unless the caller says it: each may hold few rows of an alignment, for
+// which the tiles that fill it take a third longer. A second tile is a config like the first one, and no part of it:
+// configs are measured, recorded and learned alone.
 #pragma once
 
 #include <optional>
@@ -31,7 +33,9 @@ std::string tiles_reason(const Problem& problem, const Config& first, const std:
 double second_tile_weight(const Problem& problem, const Config& first, const Config& second, const Device& device);
 
 // The tile that lets a kernel of `first` gain most, with the knobs of loop_rule.hpp: by the mean over draws of the rows
-// of the better one of both. Nothing where the gain is small, and for problems of other op kinds or of many groups.
+// of the better one of both; of groups with ends that which takes least for few rows. Nothing where the gain is small,
+// where masked groups are many, where groups with ends fill their alignment, as far as the host knows, and for other op
+// kinds.
 std::optional<Config> find_second_tile(const Problem& problem, const Config& first, const Device& device);
 
 // "128x112x64 s6 c1x1", or "128x112x64 s6 c1x1 or 128x192x64 s4 c1x1".

@@ -1,5 +1,6 @@
 #include "runtime/op.hpp"
 
+#include <algorithm>
 #include <array>
 #include <memory>
 
@@ -181,6 +182,11 @@ void read_input(const char* name, PyObject* object, bool is_transposed, Operand&
 
 bool parse_switch(const char* name, PyObject* object) { return object != nullptr && parse_flag(name, object); }
 
+// Of groups with ends, at most the alignment: what fills it gets one tile, that of groups with indices.
+void set_expected_rows(int64_t rows, Call& call) {
+    if (grouping_of(call.op) == Grouping::kMPsum && rows > 0) call.expected_m = std::min<int64_t>(rows, call.alignment);
+}
+
 void parse_options(const Slots& slots, Call& call) {
     if (is_given(slots[kEpilogue])) check_epilogue(slots[kEpilogue]);
     check_flag("disable_ue8m0_cast", slots[kDisableUe8m0Cast]);
@@ -195,14 +201,10 @@ void parse_options(const Slots& slots, Call& call) {
     // Where the device says where groups end, no entries are as good as none.
     if (call.ks && call.ks->empty() && op_kind(call.op).has_ends()) call.ks.reset();
     call.ensures_zero_padding = parse_switch("ensure_zero_padding", slots[kEnsureZeroPadding]);
-    if (is_given(slots[kExpectedMForPsumLayout])) {
-        const int64_t rows = parse_expected_m(slots[kExpectedMForPsumLayout], "expected_m_for_psum_layout");
-        // Groups that fill the alignment get the config of those with indices, and so do those whose padding is to be
-        // zero: small tiles of it take longer than they save (H200, 32 groups of 8 rows, 7168 x 2048: 195 us, not 141).
-        const bool counts = grouping_of(call.op) == Grouping::kMPsum && !call.ensures_zero_padding && rows > 0 &&
-                            rows < call.alignment;
-        if (counts) call.expected_m = rows;
-    }
+    if (is_given(slots[kExpectedMForPsumLayout]))
+        set_expected_rows(parse_expected_m(slots[kExpectedMForPsumLayout], "expected_m_for_psum_layout"), call);
+    // Small tiles of padding take longer than they save (H200, 32 groups of 8 rows, 7168 x 2048: 195 us, not 141).
+    if (call.ensures_zero_padding) set_expected_rows(call.alignment, call);
     if (slots[kUseVendor] != nullptr) call.use_vendor = parse_flag("use_cublaslt", slots[kUseVendor]);
 }
 

@@ -67,7 +67,7 @@ _PRODUCT_ENTRY = """\
 
 _SECOND_PARAMETER = ",\n    const __grid_constant__ deep_gemm::SecondTile second"
 _SECOND_TILE = """
-    if (deep_gemm::takes_second<deep_gemm::Config, deep_gemm::SecondConfig>(maps, params, groups, second)) {{
+    if (deep_gemm::takes_second<deep_gemm::Config, deep_gemm::SecondConfig{rows}>(maps, params, groups, second)) {{
         const deep_gemm::Maps own{{second.a, second.b, second.d, second.scale_a, second.scale_b, second.a_tail}};
         deep_gemm::{kernel_class}<{second_arguments}>(own, second.params, groups, base).run();
         return;
@@ -98,7 +98,7 @@ def generate_source(problem: "_C.Problem", config: "_C.Config", second: "_C.Conf
     Args:
         problem: its variant and compiled dims.
         config: the tile, or the first one.
-        second: a second tile, of which and `config` the kernel takes one by the rows of masked groups.
+        second: a second tile, of which and `config` the kernel takes one by the rows of its groups.
 
     Raises:
         ConfigError: a config can never be legal (checked again here, because a config may come from a file), or no
@@ -118,14 +118,21 @@ def canonical_sources(op: str) -> list[str]:
     return [_render(problem, config) for problem, config in canonical_cases(op)]
 
 
-def second_tile_sources() -> list[str]:
-    """Return the sources that stand for the choice between two tiles in the hash of SECOND_TILE: one a dtype."""
+def second_tile_cases() -> list[tuple["_C.Problem", "_C.Config", "_C.Config"]]:
+    """Return (problem, config, second) of the kernels that stand for the choice between two tiles in the hash of
+    SECOND_TILE: one a dtype, of masked groups.
+    """
     problems = [_C.Problem(op, 1, 1, 1, num_groups=1) for op, kind in OP_KINDS.items() if kind.has_room]
-    tiles = [
-        [_C.Config(*sides, block_k=_C.stage_k(problem.op)) for sides in ((128, 128, 4), (128, 64, 4))]
-        for problem in problems
-    ]
-    return [_render(problem, *both) for problem, both in zip(problems, tiles, strict=True)]
+    first, second = (
+        [_C.Config(*sides, block_k=_C.stage_k(problem.op)) for problem in problems]
+        for sides in ((128, 128, 4), (128, 64, 4))
+    )
+    return list(zip(problems, first, second, strict=True))
+
+
+def second_tile_sources() -> list[str]:
+    """Return the sources of second_tile_cases."""
+    return [_render(*case) for case in second_tile_cases()]
 
 
 def _count_columns(problem: "_C.Problem", config: "_C.Config") -> int:
@@ -192,6 +199,7 @@ def _skeleton(problem: "_C.Problem") -> dict[str, str]:
         "arguments": "maps, params, groups, base",
         "template_arguments": _template_arguments(scheduler),
         "second_arguments": _template_arguments(scheduler, "Second"),
+        "rows": ", deep_gemm::PsumGroupRows" if kind.has_ends else "",
         "second_tile": "",
     }
 

@@ -113,6 +113,7 @@ class SymmBuffer:
 
     @timeout_s.setter
     def timeout_s(self, seconds: float | None) -> None:
+        """Set it; None: for ever. Raises: ArgumentError."""
         self._timeout_ms = 0 if seconds is None else _to_milliseconds(seconds)  # torch waits for ever by 0
 
     @property

@@ -12,7 +12,6 @@ from functools import partial
 import torch
 
 import deep_gemm
-from deep_gemm import _C
 
 from .configs import check_resources
 from .grouped_configs import get_grouped_case
@@ -39,6 +38,7 @@ from .grouped_variants import (
     K_GROUPED_OPS,
     GroupedVariant,
     choose_grouped_configs,
+    list_hinted_configs,
 )
 from .memory import NAN_BYTE, align, as_integers, make_operand
 from .public_op import Checks
@@ -366,22 +366,12 @@ def choose_psum_pairs(device, ops: tuple[str, ...]) -> list[tuple[GroupedVariant
         (variant, config)
         for variant in PSUM_VARIANTS
         if variant.op in ops
-        for space in (choose_grouped_configs(variant, device, 1), list_hinted_configs(variant, device))
+        for space in (
+            choose_grouped_configs(variant, device, 1),
+            list_hinted_configs(with_ends(variant).problem(), device),
+        )
         for config in sample(space, NUM_CONFIGS)
     ]
-
-
-def list_hinted_configs(variant: GroupedVariant, device) -> list:
-    """Return the configs that only calls have which say that groups fill a part of the alignment: those of masked
-    groups.
-    """
-    problem = with_ends(variant).problem()
-    if variant.op in K_GROUPED_OPS:
-        return []
-    twin = _C.find_masked_twin(_C.Problem(**problem.as_dict() | {"expected_m": 1}))
-    own = _C.get_default_space(problem, device)
-    masked = _C.get_default_space(twin, device) if twin else []
-    return [config for config in masked if config not in own and _C.is_legal(problem, config, device)]
 
 
 def psum_jobs(world: World) -> list:

@@ -64,8 +64,14 @@ def takes_second(variant: GroupedVariant, shape: Masked, first, second, device, 
     sm90/scheduler/tile_choice.cuh.
     """
     problem = variant.problem(shape.max_m, shape.n, shape.k, shape.num_groups)
-    grids = [_C.launch_geometry(problem, tile, sm_count=num_sms or device.sm_count) for tile in (first, second)]
-    ctas, rows = max(grid["num_ctas"] for grid in grids), [min(max(size, 0), shape.max_m) for size in shape.sizes]
+    rows = [min(max(size, 0), shape.max_m) for size in shape.sizes]
+    return weigh_rounds(problem, rows, first, second, device, num_sms or device.sm_count)
+
+
+def weigh_rounds(problem, rows, first, second, device, sm_count: int) -> bool:
+    """Return whether groups of so many rows take fewer rounds of the second tile, as these are weighed."""
+    grids = [_C.launch_geometry(problem, tile, sm_count=sm_count) for tile in (first, second)]
+    ctas = max(grid["num_ctas"] for grid in grids)
     rounds = [
         -(-sum(-(-size // tile.block_m) for size in rows) * grid["num_n_tiles"] // ctas)
         for tile, grid in zip((first, second), grids, strict=True)

@@ -118,6 +118,18 @@ def choose_grouped_configs(variant: GroupedVariant, device, spread: int = SPREAD
     return chosen + list(others.values())
 
 
+def list_hinted_configs(problem, device) -> list:
+    """Return the configs of a variant with ends that only calls have which say that groups fill a part of the
+    alignment: those of masked groups; none where K is divided, or where no masked product has such operands.
+    """
+    if OP_KINDS[problem.op].k_is_divided:
+        return []
+    twin = _C.find_masked_twin(_C.Problem(**problem.as_dict() | {"expected_m": 1}))
+    own = _C.get_default_space(problem, device)
+    masked = _C.get_default_space(twin, device) if twin else []
+    return [config for config in masked if config not in own and _C.is_legal(problem, config, device)]
+
+
 def get_path(config) -> tuple[int, int, int]:
     """Return what makes a kernel load and store its tiles in another way."""
     return config.cluster_m, config.cluster_n, config.swap_ab

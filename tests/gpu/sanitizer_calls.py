@@ -19,9 +19,9 @@ from .grouped_operands import (
     make_grouped_output,
     prepare_grouped_c,
 )
-from .grouped_psum import PSUM_VARIANTS, derive_psum_shapes, list_hinted_configs, make_psum_case, with_ends
+from .grouped_psum import PSUM_VARIANTS, derive_psum_shapes, make_psum_case, with_ends
 from .grouped_sanitizer import FEW_SMS, get_signature
-from .grouped_variants import GroupedVariant, get_grouped_space
+from .grouped_variants import GroupedVariant, get_grouped_space, list_hinted_configs
 from .logits_operands import expect_paged, expect_prefill, make_paged, make_prefill
 from .logits_operands import move as move_logits
 from .memory import copy_to_gpu
@@ -48,7 +48,7 @@ def choose_psum_pairs(device) -> list[tuple[GroupedVariant, object]]:
 
     def list_legal(variant: GroupedVariant) -> list:
         problem = with_ends(variant).problem()
-        space = get_grouped_space(variant, device) + list_hinted_configs(variant, device)
+        space = get_grouped_space(variant, device) + list_hinted_configs(problem, device)
         return [config for config in space if _C.is_legal(problem, config, device)]
 
     return watched.choose_pairs(PSUM_VARIANTS, PSUM_MAIN, list_legal, get_signature)

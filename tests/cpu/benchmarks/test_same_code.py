@@ -11,7 +11,6 @@ from joblib import parallel_config
 from benchmarks import same_code, stale
 from benchmarks.stamp import RECORDS
 from deep_gemm import _C
-from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit import cubin, generator, hashing, nvrtc
 
 K_MAJOR = frozenset({"k k"})
@@ -178,14 +177,24 @@ def test_machine_code_is_read_from_the_image():
         cubin.read_code(image[:100])
 
 
+def test_kernels_of_two_tiles_are_compared_as_those_of_an_op_kind(tmp_path):
+    """Of the older set their sources are asked for, too."""
+    cases, sources = same_code.list_kernels(hashing.SECOND_TILE)
+    assert len(cases) == len(sources) == 2 and all("takes_second<" in source for source in sources)
+    told = same_code.ask(same_code.ROOT, [hashing.SECOND_TILE])["sources"][hashing.SECOND_TILE]
+    assert told == [[source, ["k", "k", "none"]] for source in sources]
+    found = same_code.compare(hashing.SECOND_TILE, told, same_code.ROOT / "deep_gemm" / "include", 1)
+    assert found["kernels"] == {"k k": 2} and not found["differ"] and not found["gone"]
+
+
 def test_the_comparison_covers_what_a_record_needs():
     """Every layout of the op kinds whose kernels are the tree's, but for those that a change wrote anew since."""
     document = json.loads(same_code.PROOF.read_text())
     assert document["compiler"].startswith("NVRTC ")
     current = [one for one in document["changes"] if one["now"] == hashing.kernel_hash(one["op"])]
-    assert current and {one["op"] for one in current} <= set(OP_KINDS)
+    assert current and {one["op"] for one in current} <= set(same_code.NAMES)
     for one in current:
-        names = {same_code.name_layouts(problem) for problem, _ in generator.canonical_cases(one["op"])}
+        names = {same_code.name_layouts(problem) for problem, _ in same_code.list_kernels(one["op"])[0]}
         layouts = same_code.as_counted(one, names)
         assert set(one["kernels"]) == layouts and all(one["kernels"].values())
         assert sum(one["kernels"].values()) + one["neither"] >= one["families"] and one["neither"] <= 1

@@ -43,7 +43,9 @@ def test_a_part_is_all_that_the_choices_of_an_op_kind_hang_on(change):
     after = hash_parts(change(read_packaged(), CONTIGUOUS), KNOWN)
     differing = {op for op in KNOWN if before[op] != after[op]}
     assert differing == {CONTIGUOUS, BY_ENDS}, "which its records choose for"
-    assert len(set(before.values())) == 3
+    assert len(set(before.values())) == 4
+    after = hash_parts(change(read_packaged(), CONTIGUOUS.replace("contiguous", "masked")), KNOWN)
+    assert {op for op in KNOWN if before[op] != after[op]} == {BY_ENDS}, "which those of masked groups choose for, too"
 
 
 @pytest.mark.parametrize("members", [{"heuristic_version": "0" * 16}, {"stale": "why"}, {"sm_count": 78}])

@@ -7,8 +7,8 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C, fields, selection
-from deep_gemm.errors import ProblemError
-from deep_gemm.jit import ahead
+from deep_gemm.errors import ConfigError, ProblemError
+from deep_gemm.jit import ahead, generator
 from tests.fakes.operands import one_thread
 from tuner.problems.workload import Workload, make_draws, make_group_tensor
 
@@ -114,13 +114,15 @@ def test_more_rows_than_the_product_has_are_refused():
 HINTS = [
     ({"expected_m_for_psum_layout": 5}, 5), ({"expected_m_for_psum_layout": 9}, 10), ({}, 0),
     ({"expected_m_for_psum_layout": 0}, 0), ({"expected_m_for_psum_layout": None}, 0),
-    ({"expected_m_for_psum_layout": 128}, 0), ({"expected_m_for_psum_layout": 5, "ensure_zero_padding": True}, 0),
+    ({"expected_m_for_psum_layout": 500}, 128), ({"expected_m_for_psum_layout": 5, "ensure_zero_padding": True}, 128),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("index", range(len(HINTS)))
 def test_the_hint_of_a_call(tmp_path, monkeypatch, index):
-    """Rounded as that of masked groups; not where padding becomes zero, of which small tiles would have too many."""
+    """Rounded as that of masked groups; at most the alignment, and that where padding becomes zero, of which small
+    tiles would have too many.
+    """
     (options, expected), shapes = HINTS[index], tmp_path / "shapes"
     monkeypatch.setenv("DG_RECORD_SHAPES", str(shapes))
     n = 8 * (index + 1)  # a problem is recorded once
@@ -131,6 +133,55 @@ def test_the_hint_of_a_call(tmp_path, monkeypatch, index):
     )
     problem = _C.Problem.from_json(shapes.read_text().strip())
     assert (problem.op, problem.n, problem.expected_m) == ("m_grouped_bf16_gemm_psum", n, expected)
+
+
+#: Of 32 groups: rows with which each may hold few, without saying so.
+ROOM = {"m": 32 * 150, "expected_m": 0}
+
+
+@pytest.mark.parametrize("changes", [{}, {"recipe": "1d1d"}, {"n": 7168, "k": 2048}, {"num_groups": 64, "m": 64 * 130}])
+def test_unknown_rows_have_a_second_tile_for_few(changes):
+    problem = make(**ROOM | changes)
+    choice, second = selection.explain_tiles(problem, DEVICE)
+    assert choice.config.block_m == 128 and second.block_m in (16, 32) and second.swap_ab
+    assert _C.is_legal(problem, second, DEVICE) and _C.tiles_reason(problem, choice.config, second, DEVICE) == ""
+    assert selection.explain(problem, DEVICE).config == choice.config
+    assert 0.3 < _C.second_tile_weight(problem, choice.config, second, DEVICE) < 1.5
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        make(**ROOM | {"expected_m": 8}), make(**ROOM | {"expected_m": 128}), make(m=32 * 192, expected_m=0),
+        make(**ROOM, alignment=8), make("m_grouped_bf16_gemm_psum", **ROOM, b_major="mn"),
+        _C.Problem("m_grouped_fp8_gemm_contiguous", **SIZES | {"m": 32 * 150}),
+        _C.Problem("k_grouped_fp8_gemm_psum", **SIZES | {"m": 512}, recipe="1d1d", d_dtype="fp32"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_other_problems_have_one_tile(monkeypatch, problem):
+    """Rows that the caller gave, or that fill the alignment; where masked products have no such operands."""
+    assert selection.explain_tiles(problem, DEVICE)[1] is None
+
+
+def test_a_cluster_gives_way_to_a_second_tile(monkeypatch):
+    problem = make(m=32 * 144, expected_m=0)
+    chosen = selection.choose(problem, DEVICE)
+    assert (chosen.config.cluster_m, chosen.config.cluster_n) == (1, 2)
+    choice, second = selection.explain_tiles(problem, DEVICE)
+    assert choice.config == _C.Config(**chosen.config.as_dict() | {"cluster_n": 1}) and second is not None
+    assert choice.reason.endswith("a second tile stands beside it, not a cluster")
+    monkeypatch.setenv("DG_SECOND_TILE", "0")
+    assert selection.explain_tiles(problem, DEVICE)[0].config == chosen.config
+
+
+def test_operands_that_masked_products_lack_hold_one_tile():
+    first, second = _C.Config(128, 128, 5, block_k=64), _C.Config(32, 128, 10, block_k=64, swap_ab=1)
+    problem = make("m_grouped_bf16_gemm_psum", b_major="mn")
+    with pytest.raises(ConfigError, match="only kernels of masked groups, and of rows of groups with ends, hold two"):
+        generator.generate_source(problem, first, second)
+    source = generator.generate_source(make("m_grouped_bf16_gemm_psum"), first, second)
+    assert "takes_second<deep_gemm::Config, deep_gemm::SecondConfig, deep_gemm::PsumGroupRows>" in source
 
 
 @pytest.mark.parametrize("name", ["spread", "uniform", "skewed"])

@@ -65,8 +65,8 @@ def test_the_shipped_artefact_chooses_as_for_the_sibling(monkeypatch, mode):
     selection.forget_selectors()
     try:
         problems = make_problems()[::7]
-        choices = [selection.explain(problem, DEVICE) for problem in problems]
-        found = [selection.explain(with_ends(problem), DEVICE) for problem in problems]
+        choices = [selection.choose(problem, DEVICE) for problem in problems]
+        found = [selection.choose(with_ends(problem), DEVICE) for problem in problems]
         assert [(one.config, one.source, one.reason) for one in found] == [
             (one.config, one.source, one.reason) for one in choices
         ]
@@ -80,7 +80,7 @@ def test_an_exact_measurement_of_the_sibling_serves_its_twin():
     exact = [problem for problem in measured if selection.explain(problem, DEVICE).source == "exact"]
     assert len(exact) > 10
     for problem in exact:
-        found, expected = selection.explain(with_ends(problem), DEVICE), selection.explain(problem, DEVICE)
+        found, expected = selection.choose(with_ends(problem), DEVICE), selection.choose(problem, DEVICE)
         assert (found.config, found.source) == (expected.config, "exact")
 
 

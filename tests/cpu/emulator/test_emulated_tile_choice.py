@@ -5,9 +5,10 @@ import pytest
 from deep_gemm import _C
 from tests.emulator.host import Outcome
 from tests.emulator.products import Product, run_product
+from tests.gpu.grouped_psum import PsumRows
 from tests.gpu.grouped_shapes import Masked
 from tests.gpu.grouped_tiles import takes_second
-from tests.gpu.grouped_variants import BF16_MASKED, FP8_MASKED, GroupedVariant
+from tests.gpu.grouped_variants import BF16_MASKED, FP8_CONTIGUOUS, FP8_MASKED, GroupedVariant
 
 RIGHT = Outcome(0, 0, "")
 WIDE, NARROW = (
@@ -18,7 +19,8 @@ FP8 = Product(GroupedVariant(FP8_MASKED), WIDE | {"scale_warp": 1}, Masked(130, 
 #: By sizes of the groups: the width of the tile that takes less on three SMs. A round of the narrow one takes some 0.7
 #: of the other's time; three tiles of it lie where two of the other do.
 TAKEN = {(0, 40): 64, (60, 64): 64, (70, 64): 128, (500, 0): 128, (-1, 64): 64}
-COLUMNS = "n_start = (n_tile * Config::kClusterN + rank_n) * Config::kBlockN;"
+COLUMNS = "walk.n_start = (n_tile * Config::kClusterN + walk.rank_n) * Config::kBlockN;"
+WALK = "deep_gemm/sm90/scheduler/group_walk.cuh"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def kernels():
     kernels = {None: FP8.build()}
     for width in (64, 128):
         defect = COLUMNS.replace("n_tile", f"(Config::kBlockN == {width} ? 0 : n_tile)", 1)
-        kernels[width] = FP8.build({"deep_gemm/sm90/scheduler/masked_scheduler.cuh": (COLUMNS, defect)})
+        kernels[width] = FP8.build({WALK: (COLUMNS, defect)})
     return kernels
 
 
@@ -49,3 +51,29 @@ def test_tiles_of_either_side_stand_beside_each_other(emulate):
     for sizes in ((70, 0, 5), (150, 128, 1)):
         case = product._replace(shape=product.shape._replace(sizes=sizes))
         assert emulate(run_product, case, cubin, seed=3) == RIGHT
+
+
+FEW, FULL = (3, 0, 9, 1), (128, 100, 120, 128)
+
+
+@pytest.fixture(scope="module")
+def kernels_with_ends():
+    """A kernel of groups with ends, and those that compute nothing right with one of their tiles, by its rows."""
+    few = {"block_m": 16, "block_n": 128, "num_stages": 4, "block_k": 128, "swap_ab": 1}
+    full = {"block_m": 128, "block_n": 64, "num_stages": 4, "block_k": 128}
+    product = Product(GroupedVariant(FP8_CONTIGUOUS), full, PsumRows(200, 300, FEW, extra=70), 2, second=few, index=1)
+    kernels = {None: product.build()}
+    for rows in (16, 128):
+        defect = COLUMNS.replace("n_tile", f"(Config::kBlockM == {rows} ? 0 : n_tile)", 1)
+        kernels[rows] = product.build({WALK: (COLUMNS, defect)})
+    return product, kernels
+
+
+@pytest.mark.parametrize("sizes, zeroes, taken", [(FEW, False, 16), (FULL, False, 128), (FEW, True, 128)], ids=str)
+def test_the_tile_of_groups_with_ends(emulate, kernels_with_ends, sizes, zeroes, taken):
+    """Few rows take small tiles, unless padding becomes zero."""
+    product, kernels = kernels_with_ends
+    case = product._replace(shape=PsumRows(200, 300, sizes, extra=70), index=0 if zeroes else 1)
+    assert [emulate(run_product, case, kernels[None], seed=seed) for seed in (0, 2)] == [RIGHT] * 2
+    found = {rows: emulate(run_product, case, kernels[rows]) == RIGHT for rows in (16, 128)}
+    assert found == {16: taken == 128, 128: taken == 16}

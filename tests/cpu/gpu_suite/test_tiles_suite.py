@@ -4,7 +4,7 @@ import pytest
 
 from deep_gemm import _C
 from tests.fakes.gpu_world import FakeWorld
-from tests.gpu import grouped_sanitizer, grouped_tiles, kernels
+from tests.gpu import grouped_sanitizer, grouped_tiles, kernels, psum_tiles
 from tests.gpu.grouped_shapes import Masked
 from tests.gpu.grouped_tiles import NUM_GROUPS, VARIANTS
 from tests.gpu.grouped_variants import MAIN_GROUPED
@@ -72,3 +72,25 @@ def test_kernels_of_two_tiles_are_compiled_ahead_and_have_jobs_of_their_own():
         (problem.to_json(), *map(_C.Config.to_json, tiles)) for problem, *tiles in grouped_tiles.list_tile_kernels(H200)
     }
     assert needed <= compiled and len(needed) > len(found)
+
+
+@pytest.mark.parametrize("variant", psum_tiles.VARIANTS, ids=str)
+def test_shapes_of_groups_with_ends_take_either_tile(variant):
+    found = psum_tiles.list_tiles(variant, H200)
+    assert len(found) == psum_tiles.NUM_KERNELS
+    for first, second in found:
+        full, few = psum_tiles.find_shapes(variant, first, second, H200)
+        assert psum_tiles.takes_second(variant, few, first, second, H200) and max(few.sizes) < 64 < min(full.sizes)
+        assert not psum_tiles.takes_second(variant, full, first, second, H200)
+
+
+def test_kernels_of_groups_with_ends_are_compiled_ahead_and_have_jobs_of_their_own():
+    names = [name for name, _ in psum_tiles.psum_tile_jobs(FakeWorld())]
+    assert len({*names}) == len(names) == 3 * psum_tiles.NUM_KERNELS
+    listed = kernels.list_kernels(H200, ["grouped_semantics"], ("nvrtc",), 48, True)
+    compiled = {(job.problem, job.config, *([job.second] if job.second else [])) for job in listed}
+    needed = {
+        (problem.to_json(), *map(_C.Config.to_json, tiles))
+        for problem, *tiles in psum_tiles.list_psum_tile_kernels(H200)
+    }
+    assert needed <= compiled

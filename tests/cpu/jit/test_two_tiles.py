@@ -23,9 +23,13 @@ PAIRS = {
         _C.Problem(FP8.op, 1, 1, 1, num_groups=1, scale_layout="any"), _C.Config(128, 128, 4), _C.Config(128, 192, 3),
     ),
 }  # fmt: skip
-NAMES = [name if name == "bf16" else pytest.param(name, marks=pytest.mark.full) for name in PAIRS]
-#: Of the choice itself: the sums over lanes, the rows of groups, descriptors of both tiles.
-OF_THE_CHOICE = {"REDUX": 2, "LDG": 1, "UTMACCTL": 8}
+PAIRS["fp8, ends"] = (
+    _C.Problem("m_grouped_fp8_gemm_psum", 1, 1, 1, num_groups=1, alignment=_C.ANY_TILE_ALIGNMENT),
+    _C.Config(128, 128, 5, scale_warp=1), _C.Config(32, 256, 5, swap_ab=1),
+)  # fmt: skip
+NAMES = [name if name in ("bf16", "fp8, ends") else pytest.param(name, marks=pytest.mark.full) for name in PAIRS]
+#: Of the choice itself: the sums over lanes, the rows or two ends of groups, descriptors of both tiles.
+OF_THE_CHOICE = {"REDUX": 2, "LDG": 2, "UTMACCTL": 8}
 
 
 @functools.cache

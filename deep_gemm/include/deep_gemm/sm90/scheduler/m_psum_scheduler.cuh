@@ -6,9 +6,9 @@
 // too, and stored as +0; else they are left out, and other padding is stored as it comes.
 // Ends are not trusted: whatever they are, a tile lies within D, its group exists, and the walk ends.
 //
-// Single CTAs, and pairs along n, walk the tiles with rows, group by group, then those of padding: tiles lie evenly over
-// the CTAs, however few of an alignment's tiles have rows (H200, 32 groups of about 4 rows, 4096 x 7168, tiles of 8
-// rows in a walk over all rows: 462 us, because every sixteenth tile had all the work). Pairs along m walk all rows
+// Single CTAs, and pairs along n, walk the tiles with rows, group by group, then those of padding: tiles lie evenly
+// over the CTAs, however few of an alignment's tiles have rows (H200, 32 groups of about 4 rows, 4096 x 7168, tiles of
+// 8 rows in a walk over all rows: 462 us, because every sixteenth tile had all the work). Pairs along m walk all rows
 // instead: the two of a cluster may be of different groups, so that no group's last tile leaves half a pair idle.
 #pragma once
 
@@ -184,6 +184,20 @@ struct PsumRowWalk : TileScheduler, PsumRows {
     __device__ __forceinline__ u32 find_group(u32 first_row) const {
         const u32 group = ends.find(first_row);
         return group < ends.count && ends.start_of(group, alignment) <= first_row ? group : TileGroups::kNone;
+    }
+};
+
+// For the choice between two tiles (tile_choice.cuh). Tiles of padding that becomes zero are as small as the others:
+// the first, large ones are for them.
+struct PsumGroupRows {
+    __device__ __forceinline__ static bool may_choose(const GroupParams& groups) {
+        return groups.reserved[kPsumZeroPadding] == 0;
+    }
+
+    __device__ __forceinline__ static u32 count(const Params& params, const GroupParams& groups, u32 group) {
+        const GroupEnds ends{groups.groups, groups.num_groups, params.m};
+        const u32 start = ends.start_of(group, groups.reserved[kPsumAlignment]), end = ends.end_of(group);
+        return end > start ? end - start : 0;
     }
 };
 

@@ -1,5 +1,5 @@
-// Which of the two tiles of a kernel for masked groups runs: the one whose rounds take less with the rows that the
-// groups have. The host, which knows only how many are expected, chose both (csrc/core/second_tile.hpp).
+// Which of the two tiles of a kernel for groups of rows runs: the one whose rounds take less with the rows that the
+// groups have. The host, which knows at most how many are expected, chose both (csrc/core/second_tile.hpp).
 #pragma once
 
 #include "deep_gemm/sm90/gemm_layout.cuh"
@@ -28,11 +28,23 @@ __device__ __forceinline__ void prefetch_operands(const TensorMap& a, const Tens
     if constexpr (GemmLayout<Config>::kStageScales) ptx::prefetch_map(&scale_a);
 }
 
+// The rows of masked groups.
+struct MaskedRows {
+    __device__ __forceinline__ static bool may_choose(const GroupParams&) { return true; }
+
+    __device__ __forceinline__ static u32 count(const Params& params, const GroupParams& groups, u32 group) {
+        const int size = ptx::load_index(groups.groups + group);
+        return size < 0 ? 0 : u32(size) < params.m ? u32(size) : params.m;
+    }
+};
+
 // Whether the second tile takes less. Every warp reads the same rows, so that the whole grid takes the same tile.
-template <class First, class Second>
+// Rows: whether a launch may take it at all, and the rows of a group.
+template <class First, class Second, class Rows = MaskedRows>
 __device__ __forceinline__ bool takes_second(const Maps& maps, const Params& params, const GroupParams& groups,
                                              const SecondTile& second) {
     static_assert(First::kThreads == Second::kThreads, "both tiles run with the threads of one launch");
+    if (!Rows::may_choose(groups)) return false;
     if (__shfl_sync(0xffffffff, threadIdx.x / 32, 0) == 0 && ptx::elect_one()) {
         prefetch_operands<First>(maps.a, maps.b, maps.a_tail, maps.scale_a);
         prefetch_operands<Second>(second.a, second.b, second.a_tail, second.scale_a);
@@ -42,8 +54,7 @@ __device__ __forceinline__ bool takes_second(const Maps& maps, const Params& par
     u32 first_tiles = 0, second_tiles = 0;  // along m, of this lane's groups
 #pragma unroll 1
     for (u32 group = threadIdx.x % 32; group < groups.num_groups; group += 32) {
-        const int size = ptx::load_index(groups.groups + group);
-        const u32 rows = size < 0 ? 0 : u32(size) < params.m ? u32(size) : params.m;
+        const u32 rows = Rows::count(params, groups, group);
         first_tiles += ceil_div(rows, First::kBlockM), second_tiles += ceil_div(rows, Second::kBlockM);
     }
     const auto count_rounds = [](u32 m_tiles, u32 n_tiles) {
