@@ -19,12 +19,6 @@ constexpr const char* kStreamRule = ": must be a torch.cuda.Stream, a raw stream
 
 bool is_integer(PyObject* object) { return PyLong_Check(object) && !PyBool_Check(object); }
 
-// As to_integer, but not from a tensor: reading a CUDA tensor would wait for the GPU.
-std::optional<int64_t> to_host_integer(PyObject* object) {
-    if (!PyLong_CheckExact(object) && is_tensor(object)) return std::nullopt;
-    return to_integer(object);
-}
-
 uint64_t parse_handle(PyObject* object) {
     const uint64_t handle = is_integer(object) ? PyLong_AsUnsignedLongLong(object) : 0;
     if (is_integer(object) && !PyErr_Occurred()) return handle;
@@ -52,11 +46,10 @@ std::optional<std::array<int64_t, size>> parse_integers(PyObject* object) {
         return std::nullopt;
     std::array<int64_t, size> values{};
     for (size_t i = 0; i < size; ++i) {
-        PyObject* item = PySequence_Fast_GET_ITEM(object, Py_ssize_t(i));
-        values[i] = is_integer(item) ? PyLong_AsLongLong(item) : -1;
-        if (values[i] >= 0 && values[i] <= Problem::kMaxDim) continue;
-        PyErr_Clear();  // a number outside 64 bits
-        return std::nullopt;
+        if (PySequence_Fast_GET_SIZE(object) != Py_ssize_t(size)) return std::nullopt;  // __index__ changed the list
+        const Reference item = Reference::borrow(PySequence_Fast_GET_ITEM(object, Py_ssize_t(i)));
+        values[i] = to_host_integer(item.get()).value_or(-1);
+        if (values[i] < 0 || values[i] > Problem::kMaxDim) return std::nullopt;
     }
     return values;
 }
@@ -86,6 +79,16 @@ void check_stream_device(PyObject* object, int ordinal) {
 }
 
 }  // namespace
+
+std::optional<int64_t> to_host_integer(PyObject* object) {
+    if (!PyLong_CheckExact(object) && is_tensor(object)) return std::nullopt;
+    return to_integer(object);
+}
+
+int64_t parse_integer(PyObject* object, const IntegerField& field) {
+    if (PyLong_CheckExact(object) || !is_tensor(object)) return checked_integer(object, field, ErrorKind::kArgument);
+    fail(std::string(field.name) + " = " + short_repr(object) + ": must be an integer, and no tensor; pass an int.");
+}
 
 Reference parse_pair(const char* name, PyObject* object) {
     Reference pair;
@@ -171,7 +174,7 @@ bool parse_overlap(const OverlapArguments& overlap) {
     const auto is_set = [](PyObject* object) { return is_given(object) && object != Py_False; };
     const auto [flag, limit, signal] = overlap;
     if (is_given(flag)) check_flag("enable_overlap", flag);
-    if (is_set(limit) && !(is_integer(limit) && to_integer(limit).value_or(0) > 0))
+    if (is_set(limit) && to_host_integer(limit).value_or(0) <= 0)
         fail("max_block_n = " + short_repr(limit) + ": must be an int >= 1, a hint; pass such a number or None.");
     if (is_set(flag) && !is_set(signal))
         fail("signal = " + short_repr(signal == nullptr ? Py_None : signal) +

@@ -16,6 +16,10 @@ namespace deep_gemm {
 
 inline bool is_given(PyObject* object) { return object != nullptr && object != Py_None; }
 
+// An integer as to_integer takes it, but of no tensor: reading a CUDA tensor would wait for the GPU.
+std::optional<int64_t> to_host_integer(PyObject* object);
+int64_t parse_integer(PyObject* object, const IntegerField& field);  // such an integer, within the range of `field`
+
 Reference parse_pair(const char* name, PyObject* object);  // (data, scales) as a tuple; a list is copied
 float parse_factor(const char* name, PyObject* object);    // any finite number; 1 when not given
 void check_flag(const char* name, PyObject* object);       // a bool

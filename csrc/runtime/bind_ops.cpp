@@ -9,7 +9,6 @@
 
 #include "core/error.hpp"
 #include "core/problem.hpp"
-#include "core/py_integers.hpp"
 #include "runtime/arguments.hpp"
 #include "runtime/bind_runtime.hpp"
 #include "runtime/op.hpp"
@@ -45,15 +44,13 @@ py::object make_python_op(const std::string& name, const std::string& kind, cons
     return py::reinterpret_steal<py::object>(make_op(text, module.ptr()).release());
 }
 
-int parse_alignment(const py::object& alignment) {
-    return int(checked_integer(alignment, kAlignmentField, ErrorKind::kArgument));
-}
+int parse_alignment(const py::object& alignment) { return int(parse_integer(alignment.ptr(), kAlignmentField)); }
 
 // Callers pass 0 and 1, too.
 bool parse_mode(const py::object& flag) {
     constexpr IntegerField kModeField{"flag", 0, 1, 0, false};
     if (PyBool_Check(flag.ptr())) return flag.ptr() == Py_True;
-    return checked_integer(flag.ptr(), kModeField, ErrorKind::kArgument) == 1;
+    return parse_integer(flag.ptr(), kModeField) == 1;
 }
 
 // The names of functions that return settings, each with a text of what was set last ("": nothing). A graph of

@@ -157,7 +157,7 @@ void bind_allocator(py::module_& m) {
 
 int parse_ordinal(PyObject* ordinal) {
     constexpr IntegerField kOrdinalField{"device", 0, 65535, 0, false};
-    return ordinal == Py_None ? current_ordinal() : int(checked_integer(ordinal, kOrdinalField, ErrorKind::kArgument));
+    return ordinal == Py_None ? current_ordinal() : int(parse_integer(ordinal, kOrdinalField));
 }
 
 void bind_runtime(py::module_& m) {

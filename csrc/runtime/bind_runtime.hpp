@@ -3,7 +3,7 @@
 
 #include "core/bind_values.hpp"
 #include "core/problem.hpp"
-#include "core/py_integers.hpp"
+#include "runtime/arguments.hpp"
 
 namespace deep_gemm {
 
@@ -12,7 +12,7 @@ void bind_ops(pybind11::module_& m);
 
 inline int parse_num_sms(PyObject* num_sms) {
     constexpr IntegerField kNumSmsField{"num_sms", 0, Problem::kMaxSms, 0, false};
-    return int(checked_integer(num_sms, kNumSmsField, ErrorKind::kArgument));
+    return int(parse_integer(num_sms, kNumSmsField));
 }
 
 // The ordinal of a CUDA device; that of the current one for None.

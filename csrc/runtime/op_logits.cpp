@@ -2,7 +2,6 @@
 #include <string>
 
 #include "core/error.hpp"
-#include "core/py_integers.hpp"
 #include "runtime/arguments.hpp"
 #include "runtime/logits.hpp"
 #include "runtime/operand_checks.hpp"
@@ -24,7 +23,7 @@ Dtype parse_logits_dtype(PyObject* object) {
 
 // `object` is not null.
 int64_t parse_columns(const char* name, PyObject* object) {
-    const auto value = PyLong_Check(object) && !PyBool_Check(object) ? to_integer(object) : std::nullopt;
+    const auto value = to_host_integer(object);
     if (!value || *value < 0 || *value > Problem::kMaxDim)
         throw Error(ErrorKind::kArgument, std::string(name) + " = " + short_repr(object) +
                                               ": must be an int within 0..2^31 - 1; pass the columns of the logits.");
@@ -53,8 +52,7 @@ void check_no_schedule(PyObject* object) {
 // The sixth argument was clean_logits, a bool, and later became max_seqlen_k, an int.
 void parse_options(const LogitsValues& values, bool is_paged, LogitsOperands& logits) {
     if (!is_paged) check_no_schedule(values.schedule);
-    const bool is_length =
-        !is_paged && is_given(values.is_clean) && PyLong_Check(values.is_clean) && !PyBool_Check(values.is_clean);
+    const bool is_length = !is_paged && is_given(values.is_clean) && to_host_integer(values.is_clean);
     if (is_length && is_given(values.columns) && parse_columns("max_seqlen_k", values.columns) > 0)
         throw Error(ErrorKind::kArgument, "clean_logits = " + short_repr(values.is_clean) +
                                               ": an int there is max_seqlen_k, which was given, too; pass it once.");

@@ -293,6 +293,7 @@ def test_accepted_spellings():
     for options in (
         {"c": None, "recipe": None, "compiled_dims": None},
         {"recipe": [1, 128, 128], "disable_ue8m0_cast": True},
+        {"recipe": tuple(np.array([1, 128, 128]))},
         {"compiled_dims": "kn"},
         {"compiled_dims": "", "beta": 3},
         {"alpha": 1},

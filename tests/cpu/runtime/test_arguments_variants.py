@@ -292,6 +292,24 @@ def test_wrong_head_splits(name):
     )
 
 
+class Shrinking:
+    """A number that takes away the list that holds it."""
+
+    def __init__(self, held: list):
+        self.held = held
+
+    def __index__(self):
+        self.held.clear()
+        return 8
+
+
+def test_head_splits_in_a_list_that_changes_while_it_is_read():
+    splits: list = []
+    splits += [Shrinking(splits), 8, 8]
+    d = torch.full((M, N), 7.0, dtype=BF16)
+    expect(ArgumentError, "head_splits = ", "fp8_gemm_nt_skip_head_mid", d, *make_fp8(), head_splits=splits)
+
+
 def test_heads_are_bf16():
     expect(
         DtypeError,
