@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from deep_gemm import _C
 from deep_gemm.errors import ConfigError, DeepGemmError, ProblemError
 from deep_gemm.fields import CONFIG_FIELDS, OP_KINDS, PROBLEM_FIELDS
+from deep_gemm.operands import shorten
 
 _MAX_BYTES = 4096  # of the text of a problem or a config: many times what all fields take
 #: What says in recorded lines that calls of a problem signal.
@@ -85,7 +86,7 @@ def take_signals(found: dict) -> bool:
     """Take SIGNALS out of an object of JSON and return it. Raises: ProblemError."""
     has_signals = found.pop(SIGNALS, False)
     if not isinstance(has_signals, bool):
-        raise ProblemError(f"{SIGNALS} = {ascii(has_signals)[:32]}: must be a bool; pass true or false.")
+        raise ProblemError(f"{SIGNALS} = {shorten(has_signals)}: must be a bool; pass true or false.")
     return has_signals
 
 
@@ -138,7 +139,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_make_object, parse_constant=_refu
 
 def _check_op(op: object) -> None:
     if not isinstance(op, str) or op not in OP_KINDS:
-        raise ProblemError(f"op = {str(op)[:32]!r}: no such op kind; use one of {', '.join(sorted(OP_KINDS))}")
+        raise ProblemError(f"op = {shorten(op)}: no such op kind; use one of {', '.join(sorted(OP_KINDS))}")
 
 
 def _check_fields(given: dict, known: "Mapping[str, _C.Field]", error: type[DeepGemmError]) -> dict:

@@ -1,12 +1,13 @@
 """What functions in Python ask of their arguments before they look at them more closely."""
 
+import collections
 import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from deep_gemm.errors import ArgumentError
+from deep_gemm.errors import ArgumentError, DeviceError
 from deep_gemm.fields import MAX_DIM
 
 
@@ -14,7 +15,7 @@ def check_tensor(name: str, value: Any) -> None:
     """Raise ArgumentError unless `value` is a tensor with plain strided memory, or one that is only traced."""
     if not isinstance(value, torch.Tensor):
         raise ArgumentError(f"{name} = {type(value).__name__}: must be a torch.Tensor; pass one.")
-    if value.layout is not torch.strided or value.is_quantized:
+    if value.layout is not torch.strided or value.is_quantized or value.is_nested:
         raise ArgumentError(f"{name}: a tensor without plain strided numbers; pass a dense tensor.")
     if not torch.compiler.is_compiling() and is_freed(value):
         raise ArgumentError(f"{name}: a tensor without memory, its storage was freed; restore it before the call.")
@@ -80,15 +81,20 @@ def check_integer(name: str, value: Any, minimum: int = 0) -> int:
     """
     if type(value) is int and minimum <= value <= MAX_DIM:  # as nearly all are; what follows takes microseconds
         return value
+    number = to_integer(value)
+    if number is None or not (isinstance(number, torch.SymInt) or minimum <= number <= MAX_DIM):
+        raise ArgumentError(f"{name} = {shorten(value)}: must be an int of {minimum}..2^31 - 1; pass such a number.")
+    return number
+
+
+def to_integer(value: Any) -> int | None:
+    """Return `value` as an int, a symbolic one as it is; None for what is none, as check_integer says."""
     if isinstance(value, torch.SymInt):
         return value
     try:
-        number = None if isinstance(value, (bool, torch.Tensor)) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or not minimum <= number <= MAX_DIM:
-        raise ArgumentError(f"{name} = {shorten(value)}: must be an int of {minimum}..2^31 - 1; pass such a number.")
-    return number
+        return None if isinstance(value, (bool, torch.Tensor)) else operator.index(value)
+    except Exception:  # an object may do anything there
+        return None
 
 
 def check_integers(name: str, values: Any, minimum: int = 0) -> tuple[int, ...]:
@@ -104,13 +110,43 @@ def check_flag(name: str, value: Any) -> None:
         raise ArgumentError(f"{name} = {shorten(value)}: must be a bool; pass True or False.")
 
 
+def check_bool(name: str, value: Any) -> None:
+    """Raise ArgumentError unless `value` is a bool."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} = {shorten(value)}: must be a bool; pass True or False.")
+
+
+def check_device(name: str, value: Any) -> torch.device | None:
+    """Return the device that `value` names; None for None. Raises: ArgumentError, DeviceError where it is not there."""
+    if value is None:
+        return None
+    try:
+        device = torch.device(value)
+    except Exception:
+        raise ArgumentError(
+            f"{name} = {shorten(value)}: must be a torch.device or its name; pass 'cpu' or 'cuda', for example."
+        ) from None
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # of many types, by what torch lacks
+        reason = str(error).partition("\n")[0][:120]
+        raise DeviceError(f"{name} = {device}: torch cannot use it ({reason}); pass another device.") from error
+    return device
+
+
+def check_gpu(name: str) -> None:
+    """Raise DeviceError where torch has no GPU, which the function `name` needs."""
+    if not torch.cuda.is_available():
+        raise DeviceError(f"{name}: needs a GPU, and torch finds none; call it on a machine with one.")
+
+
 def holds_tensor(value: Any, depth: int = 4) -> bool:
-    """Return whether a value is a tensor, or a sequence or a dict with one in it: to print the numbers of one whose
-    memory is freed would crash. What nests deeper than anybody means to is taken for such a value.
+    """Return whether a value is a tensor, or a collection with one in it: to print the numbers of one whose memory is
+    freed would crash. What nests deeper than anybody means to is taken for such a value.
     """
     if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
+        value = [*value, *value.values()]
+    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         return depth == 0 or any(holds_tensor(item, depth - 1) for item in value)
     return isinstance(value, torch.Tensor)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from deep_gemm import _C
 from deep_gemm.errors import ArgumentError
+from deep_gemm.operands import check_bool, shorten, to_integer
 
 
 def use_deterministic_algorithms(is_enabled: bool) -> None:
@@ -16,8 +17,7 @@ def use_deterministic_algorithms(is_enabled: bool) -> None:
 
     Raises: ArgumentError.
     """
-    if not isinstance(is_enabled, bool):
-        raise ArgumentError(f"is_enabled = {is_enabled!r}: must be a bool; pass True or False.")
+    check_bool("is_enabled", is_enabled)
     if is_enabled != get_deterministic_algorithms():
         _C.set_batch_invariant(is_enabled or None)
 
@@ -32,8 +32,7 @@ def set_ignore_compile_dims(is_enabled: bool) -> None:
 
     Raises: ArgumentError.
     """
-    if not isinstance(is_enabled, bool):
-        raise ArgumentError(f"is_enabled = {is_enabled!r}: must be a bool; pass True or False.")
+    check_bool("is_enabled", is_enabled)
 
 
 def set_block_size_multiple_of(value: int | Sequence[int]) -> None:
@@ -41,6 +40,6 @@ def set_block_size_multiple_of(value: int | Sequence[int]) -> None:
 
     Raises: ArgumentError.
     """
-    values = list(value) if isinstance(value, Sequence) else [value]
-    if len(values) not in (1, 2) or not all(isinstance(each, int) and each > 0 for each in values):
-        raise ArgumentError(f"value = {value!r}: must be an int >= 1, or two of them; pass such numbers.")
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    if len(values) not in (1, 2) or any((to_integer(each) or 0) < 1 for each in values):
+        raise ArgumentError(f"value = {shorten(value)}: must be an int >= 1, or two of them; pass such numbers.")

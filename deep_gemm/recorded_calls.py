@@ -1,5 +1,5 @@
 """Calls that are no problems, as lines of DG_RECORD_SHAPES: {"op": NAME, "fields": {...}}, what is at its default left
-out. Each kind of call is a tuple of what decides which kernels it needs. Imports no torch.
+out. Each kind of call is a tuple of what decides which kernels it needs.
 """
 
 import json
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from deep_gemm.errors import ProblemError
 from deep_gemm.fields import MAX_DIM
+from deep_gemm.operands import shorten, to_integer
 
 #: K in which rows of A of tf32_hc_prenorm_gemm start 16-byte aligned.
 K_UNIT = 8
@@ -101,7 +102,7 @@ def parse_call(line: object) -> Call | None:
     fields = line.get("fields", {name: value for name, value in line.items() if name != "op"})
     required = [field for field in kind._fields if field not in kind._field_defaults]
     if not isinstance(fields, Mapping) or not {*required} <= {*fields} <= {*kind._fields}:
-        raise ProblemError(f"{name} = {ascii(fields)[:80]}: {_list_names(kind, required)}; name those.")
+        raise ProblemError(f"{name} = {shorten(fields)}: {_list_names(kind, required)}; name those.")
     call = kind(**{field: _check_value(kind, field, value) for field, value in fields.items()})
     _check_together(name, call)
     return call
@@ -119,7 +120,7 @@ def _list_names(kind: type[Call], required: list[str]) -> str:
 
 def _check_value(kind: type[Call], field: str, value: Any) -> Any:
     """Return the value of a field. Raises: ProblemError where it is none."""
-    place, wanted = f"{_NAMES[kind]}: {field} = {ascii(value)[:80]}", kind.__annotations__[field]
+    place, wanted = f"{_NAMES[kind]}: {field} = {shorten(value)}", kind.__annotations__[field]
     if wanted is int:
         return _check_size(place, value, _MOST.get(field, MAX_DIM), _UNITS.get(field, 1))
     if wanted is bool and not isinstance(value, bool):
@@ -130,8 +131,8 @@ def _check_value(kind: type[Call], field: str, value: Any) -> Any:
 
 
 def _check_size(place: str, value: Any, most: int, unit: int) -> int:
-    number = value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else 0
-    if not 1 <= number <= most:
+    number = to_integer(value)
+    if number is None or not 1 <= number <= most:
         last = "2^31 - 1" if most == MAX_DIM else most
         raise ProblemError(f"{place}: must be an int of 1..{last}; pass such a number.")
     if number % unit:

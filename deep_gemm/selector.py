@@ -21,6 +21,7 @@ from deep_gemm.artifact import (
 from deep_gemm.errors import ArgumentError, ProblemError
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.older_kernels import SERVED, find_serving
+from deep_gemm.operands import shorten
 
 _NUM_CONFIG_FIELDS = len(_C.CONFIG_FIELDS)
 
@@ -89,7 +90,7 @@ class Selector(_C.Selector):
         Raises: DeviceError where no config is legal; ArgumentError for another mode.
         """
         if mode not in ("auto", "model"):
-            raise ArgumentError(f"mode = {mode!r}: must be 'auto' or 'model'")
+            raise ArgumentError(f"mode = {shorten(mode)}: must be 'auto' or 'model'; pass one of them.")
         if kernel_hash not in self._plain_hashes:
             kernel_hash = self._find_serving(problem.op, kernel_hash)
         choice = self.choose_config(problem, device, kernel_hash, exact_key(problem) if mode == "auto" else None)

@@ -16,6 +16,7 @@ from deep_gemm.jit import cubin, hashing, private_folder
 from deep_gemm.jit.cubin import CompilerOutput, CubinError
 from deep_gemm.jit.nvcc import Nvcc, get_nvcc
 from deep_gemm.jit.nvrtc import Nvrtc, get_nvrtc
+from deep_gemm.operands import shorten
 
 LOG_TAIL_BYTES = 4096
 NUM_SOURCES_KEPT = 16
@@ -69,8 +70,8 @@ def get_toolchain(compiler: str | None = None) -> Nvrtc | Nvcc:
     """
     if compiler is None:
         compiler = "nvrtc" if environment.is_enabled("DG_JIT_USE_NVRTC", default=True) else "nvcc"
-    if compiler not in _TOOLCHAINS:
-        raise ArgumentError(f"compiler = {compiler!r}: must be 'nvrtc' or 'nvcc'")
+    if not isinstance(compiler, str) or compiler not in _TOOLCHAINS:
+        raise ArgumentError(f"compiler = {shorten(compiler)}: must be 'nvrtc' or 'nvcc'; pass one of them.")
     return _TOOLCHAINS[compiler]()
 
 

@@ -11,6 +11,7 @@ from deep_gemm.nn.linear import Fp8Linear
 from deep_gemm.nn.products import check_last_dim
 from deep_gemm.nn.routing import nn_combine, nn_spread, place_contiguous, place_masked
 from deep_gemm.nn.weights import FP8
+from deep_gemm.operands import shorten
 from deep_gemm.quantize import SCALE_BLOCK, ceil_div
 
 #: Up to so many tokens, calls without gradients give every expert room for all of them.
@@ -157,8 +158,10 @@ class Fp8Experts(torch.nn.Module):
         return run(rows, top_k_index.long(), top_k_weights.float()).view(x.shape)
 
     def _is_masked(self, rows: torch.Tensor, weights: torch.Tensor, layout: str | None) -> bool:
-        if layout not in LAYOUTS:
-            raise ArgumentError(f"layout = {layout!r}: must be 'contiguous', 'masked' or None; pass one of them.")
+        if not (layout is None or isinstance(layout, str)) or layout not in LAYOUTS:
+            raise ArgumentError(
+                f"layout = {shorten(layout)}: must be 'contiguous', 'masked' or None; pass one of them."
+            )
         operands = (rows, weights, self.gate_up_proj.weight, self.down_proj.weight)
         has_gradient = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
         if has_gradient and layout == "masked":

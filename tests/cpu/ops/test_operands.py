@@ -1,5 +1,6 @@
 """What functions in Python ask of their arguments, and how messages name them."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,7 +24,8 @@ def test_tensors_are_named_and_not_printed_wherever_they_are():
     endless: list = []
     endless.append(endless)
     tensor = torch.ones(3)
-    for value in (tensor, [tensor], (1, [tensor]), {"x": tensor}, [[[[tensor]]]], [[[[[tensor]]]]], endless):
+    within = [tensor], (1, [tensor]), {"x": tensor}, {tensor: 1}, {tensor}, [[[[tensor]]]], [[[[[tensor]]]]]
+    for value in (tensor, *within, endless):
         assert operands.shorten(value) == f"an object of type {type(value).__name__}"
     for value in (3, "x", [1, 2], {"x": (1, 2)}, None):
         assert operands.shorten(value) == ascii(value)
@@ -38,3 +40,21 @@ def test_freed_memory_is_told_from_none():
     with pytest.raises(ArgumentError, match="x: a tensor without memory"):
         operands.check_tensor("x", tensor)
     assert not operands.is_freed(torch.func.vmap(lambda x: x)(torch.ones(2, 2)))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused_whatever_their_layout():
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=layout)
+        with pytest.raises(ArgumentError, match="x: a tensor without plain strided numbers"):
+            operands.check_tensor("x", nested)
+
+
+def test_integers_are_told_from_everything_else():
+    class Raises:
+        def __index__(self):
+            raise KeyError
+
+    assert operands.to_integer(7) == operands.to_integer(np.int64(7)) == 7
+    for value in (True, np.bool_(True), 7.0, "7", None, torch.tensor(7), Raises()):
+        assert operands.to_integer(value) is None

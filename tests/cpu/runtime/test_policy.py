@@ -1,6 +1,8 @@
 """Switches of the process: what they take, what they return, and that what was read restores what held."""
 
+import numpy as np
 import pytest
+import torch
 
 import deep_gemm
 from deep_gemm.errors import ArgumentError, ProblemError
@@ -75,3 +77,39 @@ def test_what_is_read_restores_batch_invariance(chosen):
             assert in_force() == before
     finally:
         deep_gemm.set_batch_invariant(None)
+
+
+class Unprintable:
+    def __repr__(self):
+        raise KeyError
+
+
+@pytest.mark.parametrize(
+    "name", ["use_deterministic_algorithms", "set_ignore_compile_dims", "set_block_size_multiple_of"]
+)
+def test_messages_print_no_tensor_and_nothing_long(name):
+    """The numbers of a tensor whose memory was freed ended the process."""
+    tensor = torch.randn(8, 16)
+    tensor.untyped_storage().resize_(0)
+    for value in (tensor, (tensor, tensor), {tensor}, "x" * 1000, Unprintable()):
+        with pytest.raises(ArgumentError, match="(is_enabled|value) = .*: must be a") as error:
+            getattr(deep_gemm, name)(value)
+        assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("value", [8, (8, 16), [8], np.int64(8)], ids=repr)
+def test_sizes_of_blocks_are_taken(value):
+    assert deep_gemm.set_block_size_multiple_of(value) is None
+    with pytest.raises(ArgumentError, match="value = .*: must be an int >= 1, or two of them"):
+        deep_gemm.set_block_size_multiple_of((8, 8, 8) if value == 8 else 0)
+
+
+@pytest.mark.parametrize(
+    "setter, number", [("set_num_sms", 0), ("set_compile_mode", 0), ("set_mk_alignment_for_contiguous_layout", 128)]
+)
+def test_a_setting_is_no_tensor(setter, number):
+    """To read one on a GPU would make the host wait."""
+    for value in (torch.tensor(number), torch.tensor(bool(number))):
+        with pytest.raises(ArgumentError, match=" = an object of type Tensor: must be an integer, and no tensor"):
+            getattr(deep_gemm, setter)(value)
+    getattr(deep_gemm, setter)(np.int64(number))
