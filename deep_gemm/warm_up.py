@@ -19,7 +19,7 @@ from deep_gemm.errors import ArgumentError, DeepGemmError, DeviceError, ProblemE
 from deep_gemm.fields import fit_rows, replace, round_sizes
 from deep_gemm.identity import read_line, take_signals
 from deep_gemm.mega import layer
-from deep_gemm.operands import shorten
+from deep_gemm.operands import check_bool, check_integer, shorten
 from deep_gemm.planned import KernelOf
 from deep_gemm.recorded_calls import CALLS, Call, ExpertLayer, Shape, SwigluCast, parse_call, with_rows
 from deep_gemm.selector_files import list_skus
@@ -100,6 +100,8 @@ def warmup(
     from deep_gemm.jit import kernel_set  # imports compilers: not before they are needed
 
     start = time.perf_counter()
+    check_bool("any_size", any_size)
+    cores = check_integer("cores", cores)
     target, has_gpu = _find_device(device)
     given = _read_all(problems)
     rows = _list_rows(m)
@@ -142,7 +144,13 @@ def list_problems(problems, m: int | Iterable[int] | None, device: "_C.Device") 
 
 
 def _list_rows(m: int | Iterable[int] | None) -> list[int] | None:
-    return [m] if isinstance(m, int) else None if m is None else list(m)
+    if m is None:
+        return None
+    try:
+        rows = iter(m)  # type: ignore[arg-type]  # of an int, too, which may be one of NumPy's
+    except Exception:  # as in _read_all
+        return [check_integer("m", m)]
+    return [check_integer(f"m[{index}]", count) for index, count in enumerate(rows)]
 
 
 def _list_calls(given: list["Given"], rows: list[int] | None) -> list[Call]:
@@ -171,10 +179,15 @@ def _list_plain(calls: list[Call], device: "_C.Device", any_size: bool) -> list[
 
 
 def _read_all(problems) -> list["Given"]:
-    is_path = isinstance(problems, str | os.PathLike)
-    if not is_path and not isinstance(problems, Iterable):
-        raise ArgumentError(f"problems = {shorten(problems)}: must be a file, or problems; pass a list of them.")
-    return read_shapes(Path(problems)) if is_path else [_read(problem) for problem in problems]
+    if isinstance(problems, str | os.PathLike):
+        return read_shapes(Path(problems))
+    try:
+        given = iter(problems)
+    except Exception:  # a tensor, of which some have iterators, may do anything there
+        raise ArgumentError(
+            f"problems = {shorten(problems)}: must be a file, or problems; pass a list of them."
+        ) from None
+    return [_read(problem) for problem in given]
 
 
 def read_shapes(path: Path) -> list["Given"]:
@@ -210,7 +223,7 @@ def _read(problem) -> "Given":
     if call := parse_call(problem):
         return call
     if "fields" in problem:
-        return read_line(json.dumps(dict(problem)))
+        return read_line(_to_json(problem))
     fields = dict(problem)
     has_signals = take_signals(fields)
     try:
@@ -219,9 +232,19 @@ def _read(problem) -> "Given":
     except TypeError as error:
         if isinstance(error, DeepGemmError):
             raise
-        names = ", ".join(map(str, problem))
+        names = ", ".join(name if isinstance(name, str) else shorten(name) for name in problem)
         raise ProblemError(
             f"problem = {{{names}}}: needs op, m, n and k, and may have other fields of a problem; name them."
+        ) from error
+
+
+def _to_json(problem: Mapping) -> str:
+    fields = dict(problem)
+    try:
+        return json.dumps(fields)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProblemError(
+            f"problem = {shorten(fields)}: holds what JSON cannot; pass numbers, strings and bools."
         ) from error
 
 

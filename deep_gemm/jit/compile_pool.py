@@ -12,6 +12,7 @@ import collections
 import contextlib
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from deep_gemm.errors import CompileError
 from deep_gemm.identity import read_line, write_line
 from deep_gemm.jit import build, generator, plain_kernels
 from deep_gemm.jit.compile import get_toolchain
+from deep_gemm.operands import check_integer
 
 MAX_CHILDREN = 32
 #: A kernel takes 0.1 to 2 s. NVCC has a limit of its own, and the child may wait for another process before.
@@ -126,7 +128,8 @@ class CompilePool:
     """Compiles `jobs` in another process; `cores` children at a time (0: one for each core)."""
 
     def __init__(self, jobs: list[Job], cores: int = 0, limit_s: float = LIMIT_S):
-        """Start the server. Raises: OSError where it cannot be started."""
+        """Start the server. Raises: ArgumentError for `cores`; OSError where it cannot be started."""
+        cores = check_integer("cores", cores) or get_num_cores()
         self._num_jobs = len(jobs)
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", f"{_SERVER}.serve()", json.dumps(sys.path)],
@@ -135,7 +138,7 @@ class CompilePool:
             start_new_session=True,
             text=True,
         )
-        request = json.dumps([jobs, cores or get_num_cores(), limit_s])
+        request = json.dumps([jobs, cores, limit_s])
         self._output = cast(IO[str], self._process.stdout)
         with (
             contextlib.suppress(BrokenPipeError),
@@ -162,12 +165,16 @@ class CompilePool:
 
 
 def run_jobs(jobs: list[Job], cores: int = 0, limit_s: float = LIMIT_S) -> list[Outcome]:
-    """Compile the jobs and return their outcomes in the same order; nothing is started for no jobs."""
+    """Compile the jobs and return their outcomes in the same order; nothing is started for no jobs.
+
+    Raises: ArgumentError for `cores` that is no number of at least 0.
+    """
+    cores = check_integer("cores", cores) or get_num_cores()
     done: dict[int, Outcome] = {}
     reason = "the compiling process died"
     if jobs:
         try:
-            pool = CompilePool(jobs, min(cores or get_num_cores(), len(jobs)), limit_s)
+            pool = CompilePool(jobs, min(cores, len(jobs)), limit_s)
             with contextlib.closing(pool):
                 done.update(pool.outcomes())
         except OSError as error:
@@ -191,22 +198,26 @@ def serve() -> None:
     try:
         server.run(cores)
     except BrokenPipeError:  # nobody wants the rest
-        server.kill_all()
-        os._exit(1)
+        os.killpg(0, signal.SIGKILL)  # this process, which leads a group of its own, and all that it started
 
 
 class _Server:
     def __init__(self, jobs: list[Job], limit_s: float):
         self._jobs, self._limit_s = jobs, limit_s
         self._selector = selectors.DefaultSelector()
+        self._output = select.poll()
+        self._output.register(sys.stdout, 0)  # an error alone, which a pipe without a reader has
 
     def _children(self) -> list[tuple[int, _Child]]:
         return [(key.fd, key.data) for key in self._selector.get_map().values()]
 
     def run(self, cores: int) -> None:
+        """Compile all jobs. Raises: BrokenPipeError as soon as nobody reads the outcomes."""
         waiting = collections.deque(range(len(self._jobs)))
         while waiting or self._children():
-            while waiting and len(self._children()) < cores:
+            if self._output.poll(0):
+                raise BrokenPipeError
+            while waiting and len(self._children()) < max(cores, 1):
                 self._start(waiting.popleft())
             for key, _ in self._selector.select(timeout=1.0):
                 self._finish(key.fd, key.data, os.read(key.fd, 4096))
@@ -231,11 +242,6 @@ class _Server:
         os.waitpid(child.pid, 0)
         outcome = json.loads(said) if said else Outcome(CompileError.__name__, f"the compiling process {fault}", False)
         print(json.dumps([child.job, *outcome]), flush=True)
-
-    def kill_all(self) -> None:
-        for _, child in self._children():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGKILL)
 
 
 def _run_child(work: Callable[[], object]) -> None:

@@ -1,12 +1,14 @@
 """Compiling in processes that can be killed: outcomes of kernels that compile, fail, crash the process or hang."""
 
+import json
 import signal
+import subprocess
 import sys
 
 import pytest
 
 from deep_gemm import _C
-from deep_gemm.errors import CompileError
+from deep_gemm.errors import ArgumentError, CompileError
 from deep_gemm.jit import ahead, build, compile_pool
 from deep_gemm.jit.compile_pool import TRANSPOSE, CompilePool, Job, Outcome, run_jobs
 from tests.fakes.compiler import install_counting_nvcc, isolate, read_compiled
@@ -77,3 +79,26 @@ def test_the_pool_can_be_killed(folder):
     pool = CompilePool([HANGING])
     pool.close()
     assert pool._process.poll() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("cores", [-3, True, "x", 2.0])
+def test_what_is_no_number_of_cores(cores, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    for call in (lambda: run_jobs([], cores), lambda: run_jobs([GOOD], cores), lambda: CompilePool([GOOD], cores)):
+        with pytest.raises(ArgumentError, match="cores = .*: must be an int of 0"):
+            call()
+
+
+def test_a_server_compiles_with_one_child_at_least(folder):
+    """With a number below 1 it started none, and waited for ever."""
+    command = [sys.executable, "-W", "ignore", "-c", f"{compile_pool._SERVER}.serve()", json.dumps(sys.path)]
+    request = json.dumps([[GOOD], -3, 30.0])
+    done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=60, start_new_session=True)
+    assert json.loads(done.stdout) == [0, "", "", True]
+
+
+def test_a_server_whose_caller_is_gone_ends(folder):
+    """Not only when it has something to say: this kernel takes 20 s."""
+    pool = CompilePool([HANGING])
+    pool._output.close()  # as the end of the process that reads it does
+    assert pool._process.wait(15) == -signal.SIGKILL

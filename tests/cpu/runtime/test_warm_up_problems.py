@@ -17,6 +17,8 @@ from deep_gemm.warm_up import list_problems
 H200 = _C.Device.known("h200")
 SIZES = (256, 512)
 SHAPE = _C.Problem("fp8_gemm", 64, *SIZES, scale_layout="any")
+FREED = torch.ones(16)  # to print it would crash
+FREED.untyped_storage().resize_(0)
 
 
 def test_problems_in_every_form(tmp_path):
@@ -55,8 +57,44 @@ def test_logits_get_the_sizes_that_calls_of_them_have():
 
 
 def test_problems_are_a_file_or_a_list():
-    with pytest.raises(ArgumentError, match="problems = 5: must be a file, or problems"):
-        list_problems(5, None, H200)
+    for given, shown in ((5, "5"), (torch.tensor(5), "an object of type Tensor"), (FREED, "an object of type Tensor")):
+        with pytest.raises(ArgumentError, match=f"problems = {shown}: must be a file, or problems"):
+            list_problems(given, None, H200)
+
+
+@pytest.mark.parametrize("problems", [[SHAPE], []])
+@pytest.mark.parametrize("options", [{"cores": -3}, {"cores": "x"}, {"cores": True}, {"any_size": "x"}], ids=str)
+def test_options_are_checked_first(options, problems, monkeypatch):
+    monkeypatch.setattr(warm_up, "_find_device", None)
+    with pytest.raises(ArgumentError, match=f"{next(iter(options))} = .*: must be "):
+        deep_gemm.warmup(problems, device="h200", **options)
+
+
+@pytest.mark.parametrize("rows", [1.5, True, "12", [1, 2.0], torch.tensor(3), torch.tensor([3]), FREED, object()])
+def test_what_is_no_number_of_rows(rows):
+    with pytest.raises(ArgumentError, match=r"m(\[\d\])? = .*: must be an int"):
+        list_problems([SHAPE], rows, H200)
+
+
+@pytest.mark.parametrize("rows", [np.int64(8), np.array(8), np.array([8]), iter([8])], ids=repr)
+def test_rows_may_be_numbers_of_numpy(rows):
+    assert [problem.m for problem in list_problems([SHAPE], rows, H200)] == [8]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        {"fields": object()},
+        {"fields": {"m": FREED}, "op": "fp8_gemm"},
+        {"op": "fp8_gemm", "has_signals": FREED},
+        {"op": "tf32_hc_prenorm_gemm", "fields": FREED},
+        {"op": "tf32_hc_prenorm_gemm", "m": FREED, "n": 1, "k": 8},
+        {FREED: 1},
+    ],
+)
+def test_what_is_in_no_problem(problem):
+    with pytest.raises(ProblemError):
+        list_problems([problem], None, H200)
 
 
 def test_a_kernel_is_loaded_where_the_device_is_the_current_one(monkeypatch):
