@@ -4,15 +4,20 @@ The kernels read scales with any strides. For A's scales they prefer the MN-majo
 padded to 16 bytes ("TMA-aligned"): [mn, k] with strides (1, align(mn, 4)).
 """
 
+import math
+
 import torch
 
 from deep_gemm import _C, cast_kernels, planned
 from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
-from deep_gemm.operands import check_flag, check_integer, check_integers, check_tensor, is_fake, shorten
+from deep_gemm.operands import check_device, check_flag, check_integer, check_integers, check_tensor, is_fake, shorten
 from deep_gemm.packing import PER_WORD, check_scales, exponents_of
 from deep_gemm.quantize import align, ceil_div
 
 _TMA_ALIGNMENT_BYTES = 16
+_QUANTIZED_DTYPES = (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+#: More than any process can address; far beyond them torch has no number for a size.
+_MAX_BYTES = 1 << 56
 _DEFAULT_RECIPE = (1, 128, 128)
 _DEFAULT_ALIGNMENT = next(field.default for field in _C.PROBLEM_FIELDS if field.name == "alignment")
 
@@ -43,13 +48,14 @@ def get_mn_major_tma_aligned_tensor(sf, dtype: torch.dtype | None = None, device
     Returns: a tensor of sf's shape with strides (1, aligned_mn) in its last two dims, also where a dim has size 1; sf
         or its memory where that has this layout. Zero sizes give an empty tensor of the shape.
 
-    Raises: ShapeError for another rank, DtypeError for scales that are not float32.
+    Raises: ShapeError for another rank, or more numbers than memory can have; DtypeError for scales that are not
+        float32; ArgumentError for no dtype or device of dense tensors, DeviceError for a device that is not there.
     """
     made = _lay_out(sf)
     if made is not NotImplemented:
         return made
     if not isinstance(sf, torch.Tensor):
-        return _make_mn_major(check_integers("sf", sf), torch.float32 if dtype is None else dtype, device)
+        return _make_empty(check_integers("sf", sf), torch.float32 if dtype is None else dtype, device)
     _check_sm90_scales(sf)
     return _align(sf)
 
@@ -80,7 +86,16 @@ def _plan_alignment(sf: torch.Tensor) -> planned.Plan | None:
 def get_theoretical_mk_alignment_for_contiguous_layout(
     expected_m: int | None = None, num_groups: int | None = None
 ) -> int:
-    """Return the alignment of contiguous groups that the kernels are fastest with: 128 on SM90, whatever the groups."""
+    """Return the alignment of contiguous groups that the kernels are fastest with: 128 on SM90, whatever the groups.
+
+    Args:
+        expected_m: rows of a group, or None. num_groups: at least 1, or None.
+
+    Raises: ArgumentError.
+    """
+    for name, value, minimum in (("expected_m", expected_m, 0), ("num_groups", num_groups, 1)):
+        if value is not None:
+            check_integer(name, value, minimum)
     return _DEFAULT_ALIGNMENT
 
 
@@ -93,7 +108,7 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf, device=None) -> torch.Tenso
         device: that of the empty tensor.
 
     Returns: int32 [..., mn, ceil(k / 4)] with strides (1, align(mn, 4)) in its last two dims; bytes beyond k are 0.
-    Raises: ShapeError for another rank, DtypeError for scales that are not float32, ArgumentError.
+    Raises: as get_mn_major_tma_aligned_tensor.
     """
     made = _pack_up(sf)
     if made is not NotImplemented:
@@ -224,9 +239,19 @@ def _strides(shape, element_size: int) -> tuple[int, ...]:
     return (leading * k, 1, leading) if groups else (1, leading)
 
 
+def _make_empty(sizes: tuple[int, ...], dtype: torch.dtype, device) -> torch.Tensor:
+    """Return an empty tensor of what a caller asks for."""
+    if not isinstance(dtype, torch.dtype) or dtype in _QUANTIZED_DTYPES:
+        raise ArgumentError(f"dtype = {shorten(dtype)}: must be a torch.dtype of plain numbers; pass torch.float32.")
+    _check_rank(sizes)
+    if not torch.compiler.is_compiling():
+        device = check_device("device", device)
+        if math.prod(size for size in sizes if type(size) is int) * dtype.itemsize > _MAX_BYTES:
+            raise ShapeError(f"sf = {shorten(sizes)}: takes more bytes than any memory has; pass smaller sizes.")
+    return _make_mn_major(sizes, dtype, device)
+
+
 def _make_mn_major(shape, dtype: torch.dtype, device) -> torch.Tensor:
-    if not isinstance(dtype, torch.dtype):
-        raise ArgumentError(f"dtype = {shorten(dtype)}: must be a torch.dtype; pass torch.float32 or torch.int32.")
     _check_rank(shape)
     return torch.empty_strided(shape, _strides(shape, dtype.itemsize), dtype=dtype, device=device)
 

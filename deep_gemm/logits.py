@@ -10,7 +10,7 @@ import torch
 
 from deep_gemm import _C, planned
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
-from deep_gemm.operands import check_tensor, is_fake, record, shorten
+from deep_gemm.operands import check_tensor, is_fake, record, shorten, to_integer
 
 #: Elements that rows of logits start at multiples of.
 PITCH_UNIT = 64
@@ -43,7 +43,7 @@ def get_paged_mqa_logits_metadata(
     schedule = _schedule(context_lens, block_kv, num_sms, indices)
     if schedule is not NotImplemented:
         return schedule
-    _check_lengths(context_lens, block_kv, num_sms, indices)
+    num_sms = _check_lengths(context_lens, block_kv, num_sms, indices)
     if is_fake(context_lens):
         recorded = record("get_paged_mqa_logits_metadata", context_lens, block_kv, num_sms, indices)
         return context_lens.new_empty((num_sms + 1, 2)) if recorded is None else recorded
@@ -71,7 +71,9 @@ _schedule = planned.make_call("get_paged_mqa_logits_metadata", _plan_schedule)
 
 def compute_schedule(context_lens: torch.Tensor, num_slots: int) -> torch.Tensor:
     """Return what get_paged_mqa_logits_metadata returns, on the CPU."""
-    most = context_lens.clamp(min=0).view(len(context_lens), -1).amax(dim=1) if context_lens.numel() else context_lens
+    # A sequence without tokens has no units; amax takes no empty dim.
+    columns = context_lens.clamp(min=0).view(len(context_lens), -1) if context_lens.numel() else None
+    most = context_lens.new_zeros(len(context_lens)) if columns is None else columns.amax(dim=1)
     units = (most.long() + UNIT - 1) // UNIT
     total, ends = int(units.sum()), units.cumsum(0)
     begins = torch.arange(num_slots, dtype=torch.int64) * total // num_slots
@@ -81,7 +83,8 @@ def compute_schedule(context_lens: torch.Tensor, num_slots: int) -> torch.Tensor
     return torch.cat([slots, torch.tensor([[len(units), total]])]).int()
 
 
-def _check_lengths(context_lens: torch.Tensor, block_kv: int, num_sms: int, indices: torch.Tensor | None) -> None:
+def _check_lengths(context_lens: torch.Tensor, block_kv: int, num_sms: int, indices: torch.Tensor | None) -> int:
+    """Check the arguments of a schedule; return its number of slots."""
     for name, tensor in (("context_lens", context_lens), ("indices", indices)):
         if tensor is not None or name == "context_lens":
             _check_integers(name, tensor)
@@ -104,13 +107,15 @@ def _check_lengths(context_lens: torch.Tensor, block_kv: int, num_sms: int, indi
             f"indices is on {indices.device} and context_lens on {context_lens.device}: all operands must be on one"
             " device; move them with .to(...)."
         )
-    if not isinstance(block_kv, (int, torch.SymInt)) or block_kv not in PAGE_SIZES:
+    if to_integer(block_kv) not in PAGE_SIZES:
         raise ArgumentError(f"block_kv = {shorten(block_kv)}: must be 32 or 64, the keys in a page; pass one of them.")
-    if not isinstance(num_sms, int) or isinstance(num_sms, bool) or not 1 <= num_sms <= _MAX_SLOTS:
+    num_slots = to_integer(num_sms)
+    if num_slots is None or not 1 <= num_slots <= _MAX_SLOTS:
         raise ArgumentError(
             f"num_sms = {shorten(num_sms)}: must be an int >= 1; pass deep_gemm.get_num_sms() of a machine with the GPU"
             " (it is 0 where there is none), else any number, e.g. 132."
         )
+    return num_slots
 
 
 def _check_integers(name: str, tensor: torch.Tensor) -> None:

@@ -42,7 +42,7 @@ def pack_ue8m0_to_int(x: torch.Tensor) -> torch.Tensor:
     check_scales(x)
     if x.dim() == 0 or x.shape[-1] % PER_WORD:
         raise ShapeError(f"x.shape = {list(x.shape)}: the last dim must be a multiple of 4; pad it.")
-    if (x.view(torch.int32) & _MANTISSA).any():
+    if (x.resolve_neg().view(torch.int32) & _MANTISSA).any():
         raise ArgumentError("x: holds numbers that are no powers of two; round them with ceil_to_ue8m0.")
     return join_exponents(x)
 
@@ -68,6 +68,7 @@ def unpack_ue8m0_from_int(packed: torch.Tensor) -> torch.Tensor:
 
 def exponents_of(x: torch.Tensor) -> torch.Tensor:
     """Return the eight bits of the exponents of float32 numbers, as uint8."""
+    x = x.resolve_neg()  # lazily negated numbers, the imaginary part of a conjugated tensor, are no bits to view
     return (x.view(torch.int32) >> _MANTISSA_BITS).to(torch.uint8)
 
 

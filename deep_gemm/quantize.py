@@ -17,7 +17,7 @@ import torch
 
 from deep_gemm import cast_kernels, environment, planned
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, ShapeError
-from deep_gemm.operands import check_flag, check_integers, check_tensor, is_fake, shorten
+from deep_gemm.operands import check_flag, check_integer, check_integers, check_tensor, is_fake, shorten
 from deep_gemm.packing import PER_WORD, check_are_rounded, join_exponents
 from deep_gemm.recorded_calls import record
 
@@ -30,12 +30,15 @@ _FP32_MAX = torch.finfo(torch.float32).max
 
 
 def ceil_div(x: int, y: int) -> int:
-    """Return x / y rounded up."""
-    return (x + y - 1) // y
+    """Return x / y rounded up. Raises: ArgumentError for what cannot be added and divided so."""
+    try:  # nothing is asked before: symbolic sizes and tensors, which callers pass too, have it
+        return (x + y - 1) // y
+    except (TypeError, ZeroDivisionError):
+        raise ArgumentError(f"x, y = {shorten(x)}, {shorten(y)}: must be ints, y not 0; pass such numbers.") from None
 
 
 def align(x: int, y: int) -> int:
-    """Return the smallest multiple of y that is at least x."""
+    """Return the smallest multiple of y that is at least x. Raises: as ceil_div."""
     return ceil_div(x, y) * y
 
 
@@ -73,7 +76,7 @@ def per_token_cast_to_fp8(
     cast = _token_cast(x, masked_m, use_ue8m0, gran_k, scales, use_packed_ue8m0, None)
     if cast is not NotImplemented:
         return cast
-    is_mn_major = _check_options(x, use_ue8m0, gran_k, scales)
+    is_mn_major, gran_k = _check_options(x, use_ue8m0, gran_k, scales), int(gran_k)
     check_flag("use_packed_ue8m0", use_packed_ue8m0)
     if use_packed_ue8m0:
         _check_packed(x, use_ue8m0, gran_k, is_mn_major)
@@ -110,7 +113,7 @@ def swiglu_per_token_cast_to_fp8(
     cast = _token_cast(x, masked_m, use_ue8m0, gran_k, scales, False, form)
     if cast is not NotImplemented:
         return cast
-    is_mn_major = _check_options(x, use_ue8m0, gran_k, scales)
+    is_mn_major, gran_k = _check_options(x, use_ue8m0, gran_k, scales), int(gran_k)
     _check_pairs(x, masked_m, form)
     if not torch.compiler.is_compiling() and not is_fake(x):
         _note(x, use_ue8m0, gran_k, masked_m is not None, is_mn_major, form)
@@ -135,7 +138,7 @@ def per_channel_cast_to_fp8(
     if cast is not NotImplemented:
         return cast
     check_flag("use_ue8m0", use_ue8m0)
-    _check_channels(x, gran_k)
+    gran_k = _check_channels(x, gran_k)
     data, scales = _cast(x.unflatten(-2, (x.shape[-2] // gran_k, gran_k)), (-2,), use_ue8m0)
     return data.flatten(-3, -2), scales.squeeze(-2)
 
@@ -153,6 +156,7 @@ def per_block_cast_to_fp8(
     if cast is not NotImplemented:
         return cast
     _check_options(x, use_ue8m0, gran_k)
+    gran_k = int(gran_k)
     _check_matrices(x)
     *leading, m, n = x.shape
     rows, columns = ceil_div(m, gran_k), ceil_div(n, gran_k)
@@ -227,7 +231,7 @@ def _check_options(x: torch.Tensor, use_ue8m0: bool, gran_k: int, scales: str = 
     """Return whether the scales are to be MN-major."""
     check_tensor("x", x)
     check_flag("use_ue8m0", use_ue8m0)
-    _check_granularity(gran_k)
+    check_integer("gran_k", gran_k, 1)
     if type(scales) is not str or scales not in ("row_major", "mn_major"):
         raise ArgumentError(f"scales = {shorten(scales)}: must be 'row_major' or 'mn_major'; pass one of them.")
     return scales == "mn_major"
@@ -297,11 +301,6 @@ def _check_mask(x: torch.Tensor, masked_m: torch.Tensor) -> None:
         raise DeviceError(f"masked_m.device = {masked_m.device}: x is on {x.device}; move masked_m there.")
 
 
-def _check_granularity(gran_k: int) -> None:
-    if type(gran_k) is not int or not 1 <= gran_k < 1 << 31:
-        raise ArgumentError(f"gran_k = {shorten(gran_k)}: must be an int >= 1, e.g. 128; pass such a number.")
-
-
 def _check_dims(x: torch.Tensor, dims: tuple[int, ...], use_ue8m0: bool) -> set[int]:
     """Return the dims, counted from 0."""
     _check_floating(x)
@@ -314,13 +313,15 @@ def _check_dims(x: torch.Tensor, dims: tuple[int, ...], use_ue8m0: bool) -> set[
     return {dim % x.dim() for dim in dims}
 
 
-def _check_channels(x: torch.Tensor, gran_k: int) -> None:
+def _check_channels(x: torch.Tensor, gran_k: int) -> int:
+    """Return gran_k."""
     _check_matrices(x)
-    _check_granularity(gran_k)
+    gran_k = check_integer("gran_k", gran_k, 1)
     if x.shape[-2] % gran_k:
         raise ShapeError(
             f"m = {x.shape[-2]}: per-channel scales cover {gran_k} rows each; pad x to a multiple of {gran_k} rows."
         )
+    return gran_k
 
 
 def _check_matrices(x: torch.Tensor) -> None:

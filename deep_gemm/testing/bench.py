@@ -8,6 +8,7 @@ import torch
 
 from deep_gemm import _C
 from deep_gemm.errors import ArgumentError
+from deep_gemm.operands import check_gpu, check_integer, shorten
 
 # Larger than any L2 (an H200's has 60 MB), so that reading it leaves nothing of what was there before.
 _FLUSH_BYTES = 512 << 20
@@ -20,7 +21,12 @@ def bench(fn: Callable[[], object], num_warmups: int = 5, num_tests: int = 10, h
     """Return the mean seconds of `fn` between two CUDA events around `num_tests` calls, after `num_warmups` calls.
 
     `high_precision` first queues about 10 ms of other work, so that the host's launch times hide behind it.
+
+    Raises: ArgumentError; DeviceError without a GPU.
     """
+    num_tests = _check_call(fn, num_tests)
+    num_warmups = check_integer("num_warmups", num_warmups)
+    check_gpu("bench")
     _make_flush_buffer().sum()
     for _ in range(num_warmups):
         fn()
@@ -58,15 +64,32 @@ def bench_kineto(
             several ranks start together however far apart their hosts are.
 
     Returns: the seconds, or a tuple of them; 0 for a name that matches no kernel.
-    Raises: ArgumentError where a name matches several kernels without `with_multiple_kernels`.
+    Raises: ArgumentError, also where a name matches several kernels without `with_multiple_kernels`; DeviceError
+        without a GPU.
     """
-    names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
+    num_tests = _check_call(fn, num_tests)
+    names = _list_names(kernel_names)
+    check_gpu("bench_kineto")
     with _silence(suppress_kineto_output), _one_after_the_other():
         profiler = _profile(_prepare(fn, barrier, _make_flush_buffer() if flush_l2 else None), num_tests)
     if trace_path is not None:
         profiler.export_chrome_trace(trace_path)
     seconds = tuple(kernel_seconds(profiler.key_averages(), name, num_tests, with_multiple_kernels) for name in names)
     return seconds[0] if isinstance(kernel_names, str) else seconds
+
+
+def _check_call(fn: object, num_tests: object) -> int:
+    """Return how often to call `fn`. Raises: ArgumentError."""
+    if not callable(fn):
+        raise ArgumentError(f"fn = {shorten(fn)}: must be a function without arguments; pass one.")
+    return check_integer("num_tests", num_tests, 1)
+
+
+def _list_names(kernel_names: object) -> tuple[str, ...]:
+    names = (kernel_names,) if isinstance(kernel_names, str) else kernel_names
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise ArgumentError(f"kernel_names = {shorten(names)}: must be a str or a tuple of them; pass parts of names.")
+    return tuple(names)
 
 
 def kernel_seconds(averages: Iterable, name: str, num_tests: int, with_multiple_kernels: bool) -> float:
@@ -79,7 +102,8 @@ def kernel_seconds(averages: Iterable, name: str, num_tests: int, with_multiple_
     if len(matches) > 1 and not with_multiple_kernels:
         keys = ", ".join(event.key for event in matches)
         raise ArgumentError(
-            f"kernel_names = {name!r}: matches several kernels ({keys}); narrow it or pass with_multiple_kernels=True."
+            f"kernel_names = {shorten(name)}: matches several kernels ({keys}); narrow it or pass"
+            " with_multiple_kernels=True."
         )
     total_us = sum(event.self_device_time_total for event in matches)
     calls = num_tests if with_multiple_kernels else matches[0].count

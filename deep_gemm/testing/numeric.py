@@ -73,4 +73,5 @@ def _check_comparable(x: torch.Tensor, y: torch.Tensor) -> None:
 
 def _bytes_of(x: torch.Tensor) -> torch.Tensor:
     """Return the bytes of each element, in one more dim."""
+    x = x.resolve_conj().resolve_neg()  # what is conjugated or negated lazily has the bits of another tensor
     return x.contiguous().flatten().view(torch.uint8).view(*x.shape, x.element_size())

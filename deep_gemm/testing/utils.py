@@ -6,9 +6,12 @@ from collections.abc import Callable
 
 import torch
 
+from deep_gemm.operands import check_gpu
+
 
 def get_arch_major() -> int:
-    """Return the major compute capability of the current GPU, e.g. 9."""
+    """Return the major compute capability of the current GPU, e.g. 9. Raises: DeviceError without one."""
+    check_gpu("get_arch_major")
     return torch.cuda.get_device_capability()[0]
 
 

@@ -5,7 +5,7 @@ import torch
 
 import deep_gemm
 from deep_gemm import utils
-from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
+from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,32 @@ def test_wrong_inputs():
         deep_gemm.transform_sf_into_required_layout(torch.zeros(5, 6).double(), 600, 700)
     with pytest.raises(ArgumentError, match="recipe = "):
         deep_gemm.transform_sf_into_required_layout(torch.zeros(5, 6), recipe=(128, 128, 128))
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        (((4, 4), torch.float32, "foo"), ArgumentError, "device = 'foo': must be a torch.device"),
+        (((4, 4), torch.float32, 1.5), ArgumentError, "device = 1.5"),
+        (((4, 4), torch.float32, "cuda:63"), DeviceError, "device = cuda:63: torch cannot use it"),
+        (((4, 4), torch.quint4x2), ArgumentError, "dtype = torch.quint4x2: must be a torch.dtype of plain numbers"),
+        (((2**31 - 1, 2**31 - 1),), ShapeError, "sf = .*: takes more bytes than any memory has"),
+    ],
+)
+def test_empty_tensors_that_there_cannot_be(arguments, error, message):
+    with pytest.raises(error, match=message):
+        deep_gemm.get_mn_major_tma_aligned_tensor(*arguments)
+    if len(arguments) != 2:
+        with pytest.raises(error, match=message):
+            deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor(arguments[0], *arguments[2:])
+
+
+def test_the_fastest_alignment():
+    get = deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout
+    assert get() == get(0, 1) == get(expected_m=7, num_groups=4) == 128
+    for arguments, name in ((("nk",), "expected_m"), ((-1,), "expected_m"), ((None, 0), "num_groups")):
+        with pytest.raises(ArgumentError, match=f"{name} = .*: must be an int"):
+            get(*arguments)
 
 
 def test_utils_holds_the_same_functions():

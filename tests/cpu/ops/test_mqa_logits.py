@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 
@@ -161,6 +162,25 @@ def test_nothing_to_compute(tokens, n):
     assert run_paged(make_paged([40] * tokens), 0).shape == (tokens, 0)
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 1), (0, 2), (3, 0)], ids=str)
+def test_the_schedule_of_nothing(shape):
+    """Every slot begins behind the last sequence, as the kernel says."""
+    schedule = deep_gemm.get_paged_mqa_logits_metadata(torch.zeros(shape, dtype=torch.int32), 64, 4)
+    assert schedule.tolist() == [[shape[0], 0]] * 5
+
+
+def test_sizes_may_be_numbers_of_numpy():
+    operands, prefill = make_paged([1, 65], 1), make_prefill(6, 90)
+    lengths = operands["context_lens"]
+    schedule = deep_gemm.get_paged_mqa_logits_metadata(lengths, np.int64(64), np.int32(4))
+    assert torch.equal(schedule, deep_gemm.get_paged_mqa_logits_metadata(lengths, 64, 4))
+    found = deep_gemm.fp8_paged_mqa_logits(**operands, schedule_meta=schedule, max_context_len=np.int64(80))
+    assert torch.equal(found, run_paged(operands, 80))
+    expected = deep_gemm.fp8_mqa_logits(**prefill, max_seqlen_k=80)
+    assert torch.equal(deep_gemm.fp8_mqa_logits(**prefill, max_seqlen_k=np.int64(80)), expected)
+    assert torch.equal(deep_gemm.fp8_fp4_mqa_logits(*prefill.values(), np.int64(80)), expected)
+
+
 @pytest.mark.parametrize("num_sms", [1, 3, 7, 132, 5000])
 @pytest.mark.parametrize("lengths", [[1], [0, 0, 0], [64, 65, 0, 1000, 1], [[3, 200], [65, 1]]])
 def test_slots_share_the_keys_evenly(num_sms, lengths):
@@ -257,6 +277,7 @@ def spread(cache: torch.Tensor, more: int) -> torch.Tensor:
         ({"schedule_meta": SCHEDULE.flatten()}, ShapeError, "schedule_meta.ndim = 1"),
         ({"max_context_len": None}, ArgumentError, "max_context_len"),
         ({"max_context_len": 2.0}, ArgumentError, "max_context_len = 2.0: must be an int"),
+        ({"max_context_len": torch.tensor(80)}, ArgumentError, "max_context_len = an object of type "),
         ({"clean_logits": 1}, ArgumentError, "clean_logits = 1: must be a bool"),
         ({"indices": PAGED["context_lens"].long()}, DtypeError, "indices.dtype"),
     ],
@@ -276,6 +297,8 @@ def test_paged_checks(changes, error, message):
         ({"block_kv": 16}, ArgumentError, "block_kv = 16: must be 32 or 64"),
         ({"num_sms": 0}, ArgumentError, "num_sms = 0: must be an int >= 1; .*else any number, e.g. 132"),
         ({"num_sms": True}, ArgumentError, "num_sms = True"),
+        ({"num_sms": torch.tensor(4)}, ArgumentError, "num_sms = an object of type Tensor"),
+        ({"block_kv": torch.tensor(64)}, ArgumentError, "block_kv = an object of type Tensor"),
         ({"indices": SCHEDULE}, ShapeError, "indices.shape"),
         ({"indices": PAGED["context_lens"].to("meta")}, DeviceError, "indices is on meta"),
     ],

@@ -87,6 +87,13 @@ def test_packing_and_unpacking_are_inverse():
     assert torch.equal(deep_gemm.unpack_ue8m0_from_int(packed), scales)
 
 
+def test_lazily_negated_scales_are_packed():
+    scales = (torch.ones(4, 4) * (1 - 2j)).conj().imag
+    assert scales.is_neg() and scales[0, 0] == 2.0
+    for pack_up in (deep_gemm.pack_ue8m0_to_int, deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor):
+        assert torch.equal(pack_up(scales), pack_up(scales.clone()))
+
+
 def test_the_next_power_of_two():
     x = torch.tensor([1.0, 1.0000001, 3.0, -4.0, 0.0, 2.0**-130, 448.0, 3e38, INF, -INF, float("nan")])
     expected = [1.0, 2.0, 4.0, 4.0, 2.0**-126, 2.0**-126, 512.0, *[2.0**127] * 4]

@@ -3,6 +3,7 @@
 import functools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -217,6 +218,24 @@ def test_wrong_inputs():
 def test_integers():
     assert [utils.ceil_div(x, 128) for x in (0, 1, 128, 129)] == [0, 1, 1, 2]
     assert [utils.align(x, 16) for x in (0, 1, 16, 17)] == [0, 16, 16, 32]
+
+
+@pytest.mark.parametrize("call", [utils.ceil_div, utils.align])
+def test_what_cannot_be_divided(call):
+    for x, y in ((None, 2), (2, None), ("x", 2), ([], 2), (2, 0)):
+        with pytest.raises(ArgumentError, match="x, y = .*: must be ints, y not 0"):
+            call(x, y)
+    assert torch.equal(utils.ceil_div(torch.tensor([5, 6]), 3), torch.tensor([2, 2])), "as callers of DeepGEMM do"
+
+
+@pytest.mark.parametrize("form", ["per_token", "per_block", "per_channel", "swiglu_per_token"])
+def test_a_granularity_may_be_a_number_of_numpy(form):
+    x, cast = torch.randn(64, 128), getattr(deep_gemm, f"{form}_cast_to_fp8")
+    for found, expected in zip(cast(x, True, np.int64(32)), cast(x, True, 32), strict=True):
+        assert torch.equal(found.float(), expected.float())
+    for gran_k in (True, 0, torch.tensor(32), "32"):
+        with pytest.raises(ArgumentError, match="gran_k = .*: must be an int of 1"):
+            cast(x, True, gran_k)
 
 
 def test_the_gate_is_the_first_half():

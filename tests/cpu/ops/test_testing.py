@@ -10,6 +10,7 @@ import torch.multiprocessing
 
 import deep_gemm
 from deep_gemm import testing, utils
+from deep_gemm.errors import ArgumentError, DeviceError
 from deep_gemm.testing.bench import bench, bench_kineto
 from deep_gemm.utils.dist import uneven_all_gather
 
@@ -40,6 +41,39 @@ def test_bits_are_compared():
     ):
         with pytest.raises(AssertionError, match=message):
             testing.assert_bitwise_equal(nan, other, "here")
+
+
+def test_bits_of_lazily_conjugated_and_negated_numbers_are_compared():
+    pairs = (torch.ones(4) * (1 - 2j)).conj()
+    assert pairs.is_conj() and pairs.imag.is_neg()
+    for lazy in (pairs, pairs.imag):
+        testing.assert_bitwise_equal(lazy, lazy.clone().resolve_conj())
+        with pytest.raises(AssertionError, match="4 of 4 elements differ"):
+            testing.assert_bitwise_equal(lazy, -lazy.clone())
+
+
+@pytest.mark.parametrize(
+    "call", [testing.get_arch_major, lambda: bench(print), lambda: bench_kineto(print, "gemm", flush_l2=False)]
+)
+def test_what_needs_a_gpu_says_so(call, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="needs a GPU, and torch finds none"):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: bench_kineto(print, 3), "kernel_names = 3: must be a str or a tuple"),
+        (lambda: bench_kineto(print, ("gemm", 3)), "kernel_names = .'gemm', 3.: must be"),
+        (lambda: bench_kineto(3, "gemm"), "fn = 3: must be a function"),
+        (lambda: bench(print, num_tests=0), "num_tests = 0: must be an int of 1"),
+        (lambda: bench(print, num_warmups=None), "num_warmups = None"),
+    ],
+)
+def test_what_cannot_be_timed(call, message):
+    with pytest.raises(ArgumentError, match=message):
+        call()
 
 
 @pytest.mark.parametrize("holds", [False, True])
@@ -89,6 +123,7 @@ def test_a_kernel_that_did_not_run_takes_no_time(monkeypatch):
     calls = []
     module = importlib.import_module("deep_gemm.testing.bench")
     monkeypatch.setattr(torch.profiler, "profile", Profiler)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: calls.append("sleep"))
     monkeypatch.setattr(module, "_make_flush_buffer", lambda: torch.zeros(4))
