@@ -84,7 +84,7 @@ void check_values(const Call& call, const Sizes& sizes) {
     int64_t sum = 0;
     for (int64_t i = 0; i < sizes.num_groups; sum += values[i++])
         if (values[i] % kScaleGranularity != 0)
-            fail_value(entry_text(call.groups.name, i, values[i]) +
+            fail_shape(entry_text(call.groups.name, i, values[i]) +
                        ": must be a multiple of 128; pad that group with zeros along K.");
     if (sum > sizes.k)
         fail_value(std::string(call.groups.name) + " sums to " + std::to_string(sum) +

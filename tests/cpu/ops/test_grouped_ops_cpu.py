@@ -231,12 +231,12 @@ def test_ks_may_also_lie_on_the_device():
     assert torch.equal(run_k("fp8", "nt", call, ks_tensor=tensor, recipe=(1, 1, 128)), expected)
     call.groups = [384, 0, 0]
     assert torch.equal(run_k("fp8", "nt", call, ks_tensor=tensor), expected), "where they differ, the tensor counts"
-    for ks, message in (
-        ([256, 0, 100], r"ks_tensor\[2\] = 100: must be a multiple of 128"),
-        ([256, 0, 256], "ks_tensor sums to 512 and a has sum_k = 384"),
-        ([-128, 0, 256], r"ks_tensor\[0\] = -128: must be within 0..sum_k = 384"),
+    for ks, error, message in (
+        ([256, 0, 100], ShapeError, r"ks_tensor\[2\] = 100: must be a multiple of 128"),
+        ([256, 0, 256], ArgumentError, "ks_tensor sums to 512 and a has sum_k = 384"),
+        ([-128, 0, 256], ArgumentError, r"ks_tensor\[0\] = -128: must be within 0..sum_k = 384"),
     ):
-        with pytest.raises(ArgumentError, match=message):
+        with pytest.raises(error, match=message):
             run_k("fp8", "nt", call, ks_tensor=torch.tensor(ks, dtype=torch.int32))
     with pytest.raises(DtypeError, match="ks_tensor.dtype"):
         run_k("fp8", "nt", call, ks_tensor=tensor.long())
