@@ -61,11 +61,12 @@ def _run(layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torc
     """Check the operands of one layout and compute d = A @ B + c."""
     with torch._C.DisableTorchFunctionSubclass():  # two subclasses in one call would refuse each other
         check_operands(layout, a, b, d, c)
-        tensors = _named(a, b, d, c)
-        if any(is_fake(tensor) for tensor in tensors.values()) and not torch.compiler.is_compiling():
+        if any(is_fake(tensor) for tensor in _named(a, b, d, c).values()) and not torch.compiler.is_compiling():
             record(f"cublaslt_gemm_{layout}", a, b, d, c)
             return
-        _check_overlaps(tensors)
+        if c is not None and _is_same(c, d):
+            c = d  # torch takes one with another stride of a size-1 dim for a tensor that overlaps d
+        _check_overlaps(_named(a, b, d, c))
         if not _C.get_compile_mode():
             with writing(d):
                 _multiply(*_orient(layout, a, b), d, c)
@@ -146,6 +147,14 @@ def _check_kind(name: str, tensor: torch.Tensor) -> None:
     check_plain(name, tensor)
 
 
+def _is_same(c: torch.Tensor, d: torch.Tensor) -> bool:
+    """Return whether c, of the shape of d, is d in memory; the strides of dims of size 1 do not count."""
+    if torch.compiler.is_compiling() or c.data_ptr() != d.data_ptr():
+        return False
+    strides = zip(d.shape, c.stride(), d.stride(), strict=True)
+    return all(size == 1 or stride == wanted for size, stride, wanted in strides)
+
+
 def _check_overlaps(tensors: dict[str, torch.Tensor]) -> None:
     """Check that no operand overlaps d, except a c that is d. Tensors that are only traced have no memory."""
     if torch.compiler.is_compiling():
@@ -155,8 +164,8 @@ def _check_overlaps(tensors: dict[str, torch.Tensor]) -> None:
             f"d.stride() = {tensors['d'].stride()}: elements of d share memory; pass a tensor of its own."
         )
     for name, tensor in tensors.items():
-        is_d = tensor.data_ptr() == tensors["d"].data_ptr() and tensor.stride() == tensors["d"].stride()
-        if name != "d" and not (name == "c" and is_d) and overlaps(tensor, tensors["d"]):
+        is_d = name in ("d", "c") and tensor is tensors["d"]
+        if not is_d and overlaps(tensor, tensors["d"]):
             raise LayoutError(
                 f"d overlaps {name} in memory: they must be separate (c may be d itself); pass another tensor."
             )

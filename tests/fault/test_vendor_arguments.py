@@ -95,6 +95,16 @@ def test_a_single_row_or_column_may_have_any_stride():
     assert torch.equal(d, a @ b.T)
 
 
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_c_of_a_single_row_may_be_d_with_another_stride(dtype):
+    a, b, d = torch.randn(1, 64).to(BF16), torch.randn(48, 64).to(BF16), torch.randn(2, 48).to(dtype)
+    expected = (a.double() @ b.double().T + d[:1].double()).float()
+    call({"a": a, "b": b, "d": d[:1], "c": d.as_strided((1, 48), (96, 1))})
+    assert torch.allclose(d[:1].float(), expected, atol=0.2, rtol=0.02)
+    with pytest.raises(LayoutError, match="d overlaps c"):
+        call({"a": a, "b": b, "d": d[:1, :24], "c": d.as_strided((1, 24), (48, 1), 8)} | {"b": b[:24]})
+
+
 def test_fake_tensors_are_checked_and_not_computed_with():
     with FakeTensorMode():
         operands = {name: torch.empty(32, 32, dtype=BF16) for name in "abd"}
