@@ -314,7 +314,7 @@ def scale_layout(shape: tuple[int, ...], is_mn_major: bool) -> Layout:
     if not is_mn_major:
         return _contiguous(shape)
     *leading, m, k = shape
-    aligned = -(-m // 4) * 4
+    aligned = (m + 3) // 4 * 4  # as quantize.align has it: a graph compares both for any m
     return tuple(shape), (*(stride * aligned * k for stride in _contiguous((*leading, 1))[1][:-1]), 1, aligned)
 
 

@@ -45,7 +45,7 @@ def per_token_cast_to_fp4(
     if use_packed_ue8m0:
         check_are_rounded(use_ue8m0)
     m, n = x.shape
-    padded = torch.nn.functional.pad(x, (0, align(n, gran_k) - n)).float()
+    padded = torch.nn.functional.pad(x.detach(), (0, align(n, gran_k) - n)).float()
     groups = padded.view(m, ceil_div(n, gran_k), gran_k)
     scales = groups.abs().amax(dim=2).clamp(MIN_AMAX) / _FP4_MAX
     if use_ue8m0:

@@ -12,7 +12,7 @@ from deep_gemm import _C, cast_kernels, planned
 from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
 from deep_gemm.operands import check_device, check_flag, check_integer, check_integers, check_tensor, is_fake, shorten
 from deep_gemm.packing import PER_WORD, check_scales, exponents_of
-from deep_gemm.quantize import align, ceil_div
+from deep_gemm.quantize import align, ceil_div, make_mn_major
 
 _TMA_ALIGNMENT_BYTES = 16
 _QUANTIZED_DTYPES = (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4)
@@ -71,8 +71,8 @@ def _align(sf: torch.Tensor) -> torch.Tensor:
     """Return sf, of any dtype of 4 bytes, in the MN-major layout."""
     if _is_mn_major(sf):
         strides = _strides(sf.shape, sf.element_size())
-        return sf if sf.stride() == strides else sf.as_strided(sf.shape, strides)
-    return _make_mn_major(tuple(sf.shape), sf.dtype, sf.device).copy_(sf)
+        return sf if sf.stride() == strides else sf.detach().as_strided(sf.shape, strides)
+    return make_mn_major(sf.detach())
 
 
 def _plan_alignment(sf: torch.Tensor) -> planned.Plan | None:
@@ -124,12 +124,11 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf, device=None) -> torch.Tenso
 
 
 def _pack_in_torch(sf: torch.Tensor) -> torch.Tensor:
-    k = sf.shape[-1] if sf.dim() else 0
-    out = get_mn_major_tma_aligned_tensor((*sf.shape[:-1], ceil_div(k, PER_WORD)), torch.int32, sf.device)
-    if out.numel() == 0:
-        return out
+    *leading, k = sf.shape
+    if sf.numel() == 0:
+        return get_mn_major_tma_aligned_tensor((*leading, ceil_div(k, PER_WORD)), torch.int32, sf.device)
     padded = torch.nn.functional.pad(exponents_of(sf), (0, align(k, PER_WORD) - k))
-    return out.copy_(padded.clone(memory_format=torch.contiguous_format).view(torch.int32))
+    return make_mn_major(padded.clone(memory_format=torch.contiguous_format).view(torch.int32))
 
 
 def transform_sf_into_required_layout(
@@ -235,7 +234,7 @@ def _check_rank(shape) -> None:
 
 def _strides(shape, element_size: int) -> tuple[int, ...]:
     *groups, mn, k = shape
-    leading = get_tma_aligned_size(mn, element_size)
+    leading = align(mn, _TMA_ALIGNMENT_BYTES // element_size)
     return (leading * k, 1, leading) if groups else (1, leading)
 
 
@@ -261,7 +260,16 @@ def _is_mn_major(sf: torch.Tensor) -> bool:
     strides = zip(sf.shape, sf.stride(), _strides(sf.shape, sf.element_size()))
     # While a graph is made, no address is known; one that is not aligned is only slower.
     is_aligned = sf.is_meta or is_fake(sf) or torch.compiler.is_compiling() or sf.data_ptr() % _TMA_ALIGNMENT_BYTES == 0
-    return is_aligned and all(size == 1 or have == want for size, have, want in strides)
+    return is_aligned and all(_is_true(size == 1) or _is_true(have == want) for size, have, want in strides)
+
+
+def _is_true(claim) -> bool:
+    """Return whether a claim about sizes holds, in a graph for all sizes: to ask it would fix them."""
+    if not torch.compiler.is_compiling() and isinstance(claim, bool):
+        return claim
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # which eager calls need not load
+
+    return statically_known_true(claim)
 
 
 def _plan_layout(sf: torch.Tensor) -> planned.Plan | None:

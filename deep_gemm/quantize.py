@@ -117,7 +117,7 @@ def swiglu_per_token_cast_to_fp8(
     _check_pairs(x, masked_m, form)
     if not torch.compiler.is_compiling() and not is_fake(x):
         _note(x, use_ue8m0, gran_k, masked_m is not None, is_mn_major, form)
-    gate, up = _split_pairs(x.float(), is_interleaved)
+    gate, up = _split_pairs(x.detach().float(), is_interleaved)
     if limit is not None:
         most = float(limit)  # torch takes no large integers
         gate, up = gate.clamp(max=most), up.clamp(-most, most)
@@ -140,7 +140,7 @@ def per_channel_cast_to_fp8(
     check_flag("use_ue8m0", use_ue8m0)
     gran_k = _check_channels(x, gran_k)
     data, scales = _cast(x.unflatten(-2, (x.shape[-2] // gran_k, gran_k)), (-2,), use_ue8m0)
-    return data.flatten(-3, -2), scales.squeeze(-2)
+    return data.flatten(-3, -2).contiguous(), scales.squeeze(-2).contiguous()
 
 
 def per_block_cast_to_fp8(
@@ -195,24 +195,27 @@ def _per_token(x: torch.Tensor, use_ue8m0: bool, gran_k: int, is_mn_major: bool)
     m, n = x.shape[-2:]
     groups = _pad(x, m, align(n, gran_k)).unflatten(-1, (ceil_div(n, gran_k), gran_k))
     data, scales = _cast(groups, (-1,), use_ue8m0)
-    return data.flatten(-2)[..., :n].contiguous(), _lay_out(scales.squeeze(-1), is_mn_major)
+    scales = scales.squeeze(-1)
+    return data.flatten(-2)[..., :n].contiguous(), make_mn_major(scales) if is_mn_major else scales
 
 
-def _lay_out(scales: torch.Tensor, is_mn_major: bool) -> torch.Tensor:
-    if not is_mn_major:
-        return scales
-    shape, strides = cast_kernels.scale_layout(tuple(scales.shape), is_mn_major)
-    return torch.empty_strided(shape, strides, dtype=scales.dtype, device=scales.device).copy_(scales)
+def make_mn_major(scales: torch.Tensor) -> torch.Tensor:
+    """Return a copy of scales [..., m, k], of a dtype of 4 bytes, in the MN-major, TMA-aligned layout."""
+    shape, strides = cast_kernels.scale_layout(tuple(scales.shape), True)
+    if not torch.compiler.is_compiling() and not is_fake(scales):
+        return torch.empty_strided(shape, strides, dtype=scales.dtype, device=scales.device).copy_(scales)
+    # For copy_ a graph would ask whether m is aligned, and serve no other m.
+    return _pad(scales.mT.contiguous(), shape[-1], strides[-1]).as_strided(shape, strides)
 
 
 def _cast(groups: torch.Tensor, dims: tuple[int, ...], use_ue8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise with one scale shared along `dims`; the scales keep these dims at size 1."""
-    magnitudes = groups.abs().float()
+    """Quantise with one scale shared along `dims`; the scales keep these dims at size 1. No graph is recorded."""
+    magnitudes = groups.detach().abs().float()
     amax = magnitudes.amax(dim=dims, keepdim=True) if dims else magnitudes  # amax over no dims would reduce all
     scales = _divide_by_max(amax.clamp(MIN_AMAX))
     if use_ue8m0:
         scales = round_up_to_power_of_two(scales)
-    return (groups.float() * (1.0 / scales)).to(torch.float8_e4m3fn), scales
+    return (groups.detach().float() * (1.0 / scales)).to(torch.float8_e4m3fn), scales
 
 
 def _divide_by_max(amax: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 import deep_gemm
 from deep_gemm import utils
@@ -74,6 +75,59 @@ def test_scales_of_groups():
     assert deep_gemm.get_mn_major_tma_aligned_tensor(per_channel) is per_channel
     with pytest.raises(ShapeError, match=r"sf.shape = \[3, 130, 6\]: must be \[4, 130, 6\]"):
         deep_gemm.transform_sf_into_required_layout(masked, 130, 700, num_groups=4, is_sfa=True)
+
+
+@pytest.mark.parametrize("shape", [(130, 6), (1, 6), (2, 5, 3)])
+def test_no_graph_is_recorded(shape):
+    sf = torch.rand(shape, requires_grad=True)
+    for found in (
+        deep_gemm.get_mn_major_tma_aligned_tensor(sf),
+        deep_gemm.transform_sf_into_required_layout(sf, recipe=(1, 128)),
+        deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor(sf),
+    ):
+        assert found is not sf and not found.requires_grad and found.grad_fn is None
+    done = deep_gemm.get_mn_major_tma_aligned_tensor(sf).requires_grad_()
+    assert deep_gemm.get_mn_major_tma_aligned_tensor(done) is done
+    assert deep_gemm.transform_sf_into_required_layout(sf) is sf
+
+
+#: Helpers that give the layout, of x [..., m, 256].
+HELPERS = {
+    "layout": deep_gemm.get_mn_major_tma_aligned_tensor,
+    "of that layout": lambda x: deep_gemm.get_mn_major_tma_aligned_tensor(x.mT.contiguous().mT),
+    "packed": deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor,
+    "transform": lambda x: deep_gemm.transform_sf_into_required_layout(
+        x, x.shape[-2], 256 * 128, (1, 128), *x.shape[:-2]
+    ),
+    "cast": lambda x: deep_gemm.per_token_cast_to_fp8(x, True, scales="mn_major")[1],
+}
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+@pytest.mark.parametrize("name, groups", [*((name, ()) for name in HELPERS), ("layout", (3,)), ("packed", (3,))])
+def test_one_exported_program_serves_any_number_of_rows(name, groups, is_strict):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return HELPERS[name](x)
+
+    def make(m):
+        return torch.rand(*groups, m, 256)
+
+    rows = {len(groups): torch.export.Dim("rows", min=2, max=4096)}
+    program = torch.export.export(Model(), (make(128),), dynamic_shapes=(rows,), strict=is_strict).module()
+    for x in map(make, (128, 2, 131)):
+        found, expected = program(x), HELPERS[name](x)
+        assert torch.equal(found, expected) and found.stride() == expected.stride()
+
+
+def test_one_compiled_program_serves_any_number_of_rows():
+    counter = CompileCounter()
+    compiled = torch.compile(deep_gemm.get_mn_major_tma_aligned_tensor, fullgraph=True, backend=counter)
+    for m in (128, 130, 7):
+        x = torch.rand(m, 6)
+        torch._dynamo.mark_dynamic(x, 0)
+        assert torch.equal(compiled(x), x) and compiled(x).stride() == (1, deep_gemm.align(m, 4))
+    assert counter.frame_count == 1
 
 
 def test_wrong_inputs():

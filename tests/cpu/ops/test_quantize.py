@@ -59,10 +59,9 @@ def test_per_channel(use_ue8m0):
     assert data.shape == x.shape and scales.shape == (2, 70)
     check_group(x[128:, 5], data[128:, 5], scales[1, 5], use_ue8m0)
     transposed = torch.randn(70, 256).t()
-    assert torch.equal(
-        deep_gemm.per_channel_cast_to_fp8(transposed, False)[1],
-        deep_gemm.per_channel_cast_to_fp8(transposed.contiguous(), False)[1],
-    )
+    found, wanted = (deep_gemm.per_channel_cast_to_fp8(each, False) for each in (transposed, transposed.contiguous()))
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one.float(), other.float()) and one.stride() == other.stride()
 
 
 @pytest.mark.parametrize("m, n", [(128, 128), (130, 300), (1, 1)])
@@ -84,6 +83,34 @@ def test_per_custom_dims():
     assert deep_gemm.per_custom_dims_cast_to_fp8(x, (0, 1, 2), False)[1].shape == (4, 6, 32)
     assert deep_gemm.per_custom_dims_cast_to_fp8(x, (-3,), False)[1].shape == (4,)
     assert deep_gemm.per_custom_dims_cast_to_fp8(x, (), True)[1].shape == ()
+
+
+#: Every cast, of one tensor.
+EVERY_CAST = {
+    "token": lambda x: deep_gemm.per_token_cast_to_fp8(x, False),
+    "token, mn_major": lambda x: deep_gemm.per_token_cast_to_fp8(x, True, scales="mn_major"),
+    "token, packed": lambda x: deep_gemm.per_token_cast_to_fp8(x, True, use_packed_ue8m0=True),
+    "swiglu": lambda x: deep_gemm.swiglu_per_token_cast_to_fp8(x, True, limit=2.0),
+    "channel": lambda x: deep_gemm.per_channel_cast_to_fp8(x, False),
+    "block": lambda x: deep_gemm.per_block_cast_to_fp8(x, False),
+    "custom dims": lambda x: deep_gemm.per_custom_dims_cast_to_fp8(x, (0,), False),
+}
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled", "inference"])
+@pytest.mark.parametrize("name", EVERY_CAST)
+def test_no_graph_is_recorded(name, how):
+    """As the kernels do, whatever the input requires."""
+    cast, x = EVERY_CAST[name], torch.randn(128, 512, requires_grad=True)
+    expected = cast(x.detach())
+    if how == "compiled":
+        torch._dynamo.reset()
+        cast = torch.compile(cast, fullgraph=True, backend="aot_eager")
+    with torch.inference_mode(how == "inference"):
+        found = cast(x)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.float(), other.float()) and one.stride() == other.stride()
+        assert not one.requires_grad and one.grad_fn is None
 
 
 def test_zero_sizes():
