@@ -10,6 +10,7 @@ from deep_gemm.operands import check_numbers, check_tensor
 
 _MANTISSA_BITS = 23
 _MANTISSA = (1 << _MANTISSA_BITS) - 1
+_INFINITY = 255 << _MANTISSA_BITS
 #: Exponents in a word.
 PER_WORD = 4
 
@@ -36,14 +37,20 @@ def pack_ue8m0_to_int(x: torch.Tensor) -> torch.Tensor:
 
     Reads the values to check them, so it waits for the GPU.
 
-    Raises: DtypeError; ShapeError for another k; ArgumentError for a number that is no power of two.
+    Raises: DtypeError; ShapeError for another k; ArgumentError for a number that is no power of two within
+        2^-126..2^127: negative ones, 0 and infinity are none, and smaller ones have no exponent of their own.
     """
     check_numbers("x", x)
     check_scales(x)
     if x.dim() == 0 or x.shape[-1] % PER_WORD:
         raise ShapeError(f"x.shape = {list(x.shape)}: the last dim must be a multiple of 4; pad it.")
-    if (x.resolve_neg().view(torch.int32) & _MANTISSA).any():
-        raise ArgumentError("x: holds numbers that are no powers of two; round them with ceil_to_ue8m0.")
+    bits = x.resolve_neg().view(torch.int32)
+    is_power = (bits > 0) & (bits < _INFINITY) & (bits & _MANTISSA == 0)
+    if not is_power.all():
+        raise ArgumentError(
+            f"x holds {x[~is_power][0].item()}: must be powers of two within 2^-126..2^127; round them with"
+            " ceil_to_ue8m0."
+        )
     return join_exponents(x)
 
 

@@ -94,6 +94,14 @@ def test_lazily_negated_scales_are_packed():
         assert torch.equal(pack_up(scales), pack_up(scales.clone()))
 
 
+@pytest.mark.parametrize("number", [-2.0, 0.0, -0.0, INF, -INF, float("nan"), 2.0**-127, 2.0**-149])
+def test_numbers_without_an_exponent_of_their_own_are_not_packed(number):
+    with pytest.raises(ArgumentError, match=f"x holds {number}: must be powers of two within"):
+        deep_gemm.pack_ue8m0_to_int(torch.tensor([[1.0, number, 1.0, 1.0]]))
+    ends = torch.tensor([2.0**-126, 2.0**127, 1.0, 0.5])
+    assert torch.equal(deep_gemm.unpack_ue8m0_from_int(deep_gemm.pack_ue8m0_to_int(ends)), ends)
+
+
 def test_the_next_power_of_two():
     x = torch.tensor([1.0, 1.0000001, 3.0, -4.0, 0.0, 2.0**-130, 448.0, 3e38, INF, -INF, float("nan")])
     expected = [1.0, 2.0, 4.0, 4.0, 2.0**-126, 2.0**-126, 512.0, *[2.0**127] * 4]
@@ -103,7 +111,7 @@ def test_the_next_power_of_two():
 @pytest.mark.parametrize(
     "call, error, message",
     [
-        (lambda: deep_gemm.pack_ue8m0_to_int(torch.full((4,), 3.0)), ArgumentError, "no powers of two"),
+        (lambda: deep_gemm.pack_ue8m0_to_int(torch.full((4,), 3.0)), ArgumentError, "holds 3.0: must be powers of two"),
         (lambda: deep_gemm.pack_ue8m0_to_int(torch.ones(2, 3)), ShapeError, "multiple of 4"),
         (lambda: deep_gemm.pack_ue8m0_to_int(torch.ones(4).half()), DtypeError, "sf.dtype = torch.float16"),
         (lambda: layout.get_mn_major_tma_aligned_packed_ue8m0_tensor(torch.ones(4)), ShapeError, "sf.ndim"),
@@ -200,6 +208,12 @@ def test_fp4_of_a_transposed_matrix():
     packed, scales = deep_gemm.per_token_cast_to_fp4(x, True)
     same, same_scales = deep_gemm.per_token_cast_to_fp4(x.contiguous(), True)
     assert torch.equal(packed, same) and torch.equal(scales, same_scales)
+
+
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+def test_fp4_records_no_graph(use_ue8m0):
+    results = deep_gemm.per_token_cast_to_fp4(torch.randn(5, 128, requires_grad=True), use_ue8m0)
+    assert not any(result.requires_grad for result in results)
 
 
 def test_fp4_with_packed_scales():
