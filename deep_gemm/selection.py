@@ -16,6 +16,7 @@ from typing import NamedTuple
 from deep_gemm import _C, environment, selector_files
 from deep_gemm.errors import ArgumentError, DeepGemmError, DeviceError, ModelError, SelectorWarning
 from deep_gemm.fields import OP_KINDS
+from deep_gemm.operands import shorten
 from deep_gemm.selector import Selector
 from deep_gemm.text import MAX_MESSAGE, printable
 
@@ -169,7 +170,7 @@ def find_device(device: "_C.Device | str | None") -> "_C.Device":
     named = _C.Device.known(device) if isinstance(device, str) else device
     if not isinstance(named, _C.Device):
         raise ArgumentError(
-            f"device = {printable(repr(device), 80)}: must be a Device, its name or None; pass 'h200', for example."
+            f"device = {shorten(device)}: must be a Device, its name or None; pass 'h200', for example."
         )
     return named
 

@@ -50,12 +50,14 @@ bool has_tensor_in(PyObject* sequence, int depth) {
     return false;
 }
 
-// Whether an object is a tensor, or a sequence or a dict with one in it. To print the numbers of one whose memory is
-// freed would crash. What nests deeper than anybody means to is taken for such an object.
+// Whether an object is a tensor, or a list, tuple, set or dict with one in it. To print the numbers of one whose memory
+// is freed would crash. What nests deeper than anybody means to is taken for such an object.
 bool holds_tensor(PyObject* object, int depth) {
     if (depth == 0) return true;
     if (PyTuple_Check(object) || PyList_Check(object)) return has_tensor_in(object, depth - 1);
-    if (PyDict_Check(object)) return has_tensor_in(Reference::take(PyDict_Values(object)).get(), depth - 1);
+    if (PyDict_Check(object) && has_tensor_in(Reference::take(PyDict_Values(object)).get(), depth - 1)) return true;
+    if (PyDict_Check(object) || PyAnySet_Check(object))
+        return has_tensor_in(Reference::take(PySequence_List(object)).get(), depth - 1);
     return PyObject_HasAttrString(reinterpret_cast<PyObject*>(Py_TYPE(object)), "untyped_storage") != 0;
 }
 

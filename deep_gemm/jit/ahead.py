@@ -39,20 +39,21 @@ def list_choices(op: str, problems: Iterable, device: "_C.Device") -> tuple[list
     reason = ""
     try:
         selector = get_selector(device)
-        recorded = list_recorded_ops(op, selector) if selector else []
-        configs = [config for name in recorded for config in _list_recorded(name, selector)]
-        if configs:
-            return list(dict.fromkeys(configs)), "artefact"
+        if selector and (configs := _list_recorded(list_recorded_ops(op, selector), selector)):
+            return configs, "artefact"
     except DeepGemmError as error:  # an artefact without this op kind
         reason = f" ({type(error).__name__}: {str(error)[:200]})"
     picks = {_C.get_analytic_config(problem, device): None for problem in problems}
     return list(picks), f"heuristic's picks on its problems{reason}"
 
 
-def _list_recorded(op: str, selector: Selector) -> list["_C.Config"]:
-    """Return the artefact's configs of an op kind. Raises: ModelError where it does not know it."""
-    hidden = set(selector.quarantined(op))
-    return [config for config in selector.configs(op) if config not in hidden]
+def _list_recorded(ops: Iterable[str], selector: Selector) -> list["_C.Config"]:
+    """Return the artefact's configs of op kinds, each once. Raises: ModelError where it does not know one."""
+    found: dict = {}
+    for op in ops:
+        hidden = set(selector.quarantined(op))
+        found |= dict.fromkeys(config for config in selector.configs(op) if config not in hidden)
+    return list(found)
 
 
 def list_any_size(problem: "_C.Problem", device: "_C.Device") -> list[tuple["_C.Config", "_C.Config | None"]]:

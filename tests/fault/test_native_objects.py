@@ -130,6 +130,8 @@ HOLDERS = (
     lambda x: (x,),
     lambda x: [1, x],
     lambda x: {"x": x},
+    lambda x: {x: 1},
+    lambda x: {x},
     lambda x: nest(x, 3),
     lambda x: nest(x, 9),
 )
@@ -143,6 +145,8 @@ def test_no_message_prints_numbers_that_are_gone(name, hold):
         deep_gemm.fp8_gemm_nt(a, b, d, **{name: hold(free(torch.ones(3)))})
     with pytest.raises(ArgumentError, match="gran_k"):
         deep_gemm.per_token_cast_to_fp8(torch.ones(4, 128), False, hold(free(torch.ones(3))))
+    with pytest.raises(ArgumentError, match="device = an object of type"):
+        deep_gemm.get_best_config(_C.Problem("fp8_gemm", 1, 128, 128), hold(free(torch.ones(3))))
     assert (d == 7).all()
 
 

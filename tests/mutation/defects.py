@@ -273,7 +273,7 @@ DEFECTS: Defects = {
     ],
     ("deep_gemm/jit/ahead.py", "tests/cpu/benchmarks/test_new_shapes.py tests/cpu/core/test_psum_kinds.py"): [
         ("_NUM_SPREAD = 32000", "_NUM_SPREAD = 80"),
-        ("= list_recorded_ops(op, selector) if selector else []", "= [op] if selector else []"),
+        ("_list_recorded(list_recorded_ops(op, selector), selector)", "_list_recorded([op], selector)"),
     ],
     ("tuner/measure/worker_client.py", "tests/fault/test_worker_faults.py"): [
         ('        if hello.get("package") != hashing.package_hash():\n', "        if False:\n"),

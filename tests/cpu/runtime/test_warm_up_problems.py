@@ -76,7 +76,9 @@ def test_what_is_no_number_of_rows(rows):
         list_problems([SHAPE], rows, H200)
 
 
-@pytest.mark.parametrize("rows", [np.int64(8), np.array(8), np.array([8]), iter([8])], ids=repr)
+@pytest.mark.parametrize(
+    "rows", [np.int64(8), np.array(8), np.array([8]), iter([8])], ids=("number", "0-d", "1-d", "iter")
+)
 def test_rows_may_be_numbers_of_numpy(rows):
     assert [problem.m for problem in list_problems([SHAPE], rows, H200)] == [8]
 
