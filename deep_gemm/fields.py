@@ -32,12 +32,14 @@ def replace(problem: "_C.Problem", **changes) -> "_C.Problem":
 
 def fit_rows(problem: "_C.Problem", rows: int) -> dict[str, int]:
     """Return the fields of a problem like this one with `rows` rows: m, or expected_m where each group has room for m
-    rows or the problem has one; none where K is divided among groups. Paged logits have whole sequences of next_n rows,
-    the last one rounded up.
+    rows, or fills a part of its alignment; none where K is divided among groups. Paged logits have whole sequences of
+    next_n rows, the last one rounded up.
     """
     kind = OP_KINDS[problem.op]
     if kind.k_is_divided:
         return {}
     if kind.is_paged:
         return {"m": -(-rows // problem.next_n) * problem.next_n}
-    return {"expected_m": _C.round_expected_m(rows, problem.m)} if kind.has_room or problem.expected_m else {"m": rows}
+    if kind.has_room or _C.find_masked_twin(problem):
+        return {"expected_m": _C.hold_expected_m(problem, rows)}
+    return {"m": rows}

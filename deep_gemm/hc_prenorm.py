@@ -15,7 +15,7 @@ from deep_gemm.errors import DeviceError, DtypeError, LayoutError, ShapeError
 from deep_gemm.operands import check_integer, check_tensor, check_written, is_fake, record
 from deep_gemm.planned import KernelOf, Launch, Memory, argument, memory
 from deep_gemm.quantize import ceil_div
-from deep_gemm.recorded_calls import K_UNIT, Shape
+from deep_gemm.recorded_calls import K_UNIT, PrenormCall
 from deep_gemm.recorded_calls import record as record_call
 from deep_gemm.vendor import overlaps, shares_memory, writing
 
@@ -83,7 +83,9 @@ def check_operands(
     _check(a, b, d, sqr_sum, num_splits)
 
 
-def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, num_splits: int | None) -> Shape:
+def _check(
+    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, num_splits: int | None
+) -> PrenormCall:
     for name, tensor, dtype in (
         ("a", a, torch.bfloat16), ("b", b, torch.float32), ("d", d, torch.float32), ("sqr_sum", sqr_sum, torch.float32),
     ):  # fmt: skip
@@ -105,7 +107,7 @@ def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Ten
 
 def _check_shapes(
     a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, num_splits: int | None
-) -> Shape:
+) -> PrenormCall:
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1]:
         raise ShapeError(f"a, b = {list(a.shape)}, {list(b.shape)}: must be [m, k] and [n, k]; reshape them.")
     (m, k), n = a.shape, b.shape[0]
@@ -117,7 +119,7 @@ def _check_shapes(
         )
     if k % K_UNIT:
         raise ShapeError(f"k = {k}: must be a multiple of {K_UNIT}; pad a and b with zeros along k.")
-    return Shape(m, n, k, num_splits or 1)
+    return PrenormCall(m, n, k, num_splits or 1)
 
 
 def _check_overlaps(**tensors: torch.Tensor) -> None:
@@ -166,7 +168,7 @@ class _Cut(NamedTuple):
     rows: int
 
 
-def _cut(shape: Shape, sms: int, is_whole: bool = True) -> _Cut:
+def _cut(shape: PrenormCall, sms: int, is_whole: bool = True) -> _Cut:
     """Return how A is divided: for clusters where they are few and small and have a whole GPU; else into as many parts
     as fill the SMs, each with a chunk for every warp. Where bits must not depend on m, the parts are those of clusters
     for every m.
@@ -200,7 +202,7 @@ def _plan(
 
 
 def _make_plan(
-    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, shape: Shape, num_splits: int | None
+    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, shape: PrenormCall, num_splits: int | None
 ) -> planned.Plan:
     cut = _cut(shape, *_get_sms(a.device))
     lead = () if num_splits else (0,)  # what has no parts may lie at any stride from part to part
@@ -222,7 +224,7 @@ class _Output(NamedTuple):
 
 
 def _plan_parts(
-    a: torch.Tensor, b: torch.Tensor, d: _Output, sqr_sum: _Output, shape: Shape, cut: _Cut
+    a: torch.Tensor, b: torch.Tensor, d: _Output, sqr_sum: _Output, shape: PrenormCall, cut: _Cut
 ) -> tuple[Launch, ...]:
     """Write each part of K into d and sqr_sum, or the sum of all."""
     grid = (ceil_div(shape.m, cut.rows) * cut.cluster, cut.parts // cut.cluster)
@@ -237,7 +239,7 @@ def _plan_parts(
     return tuple(launches)
 
 
-def _adds_up(cut: _Cut, shape: Shape) -> bool:
+def _adds_up(cut: _Cut, shape: PrenormCall) -> bool:
     """Return whether a second launch adds up the parts of the first one."""
     return cut.cluster == 1 and cut.parts != shape.num_splits
 
@@ -256,7 +258,9 @@ def _after(place: planned.Place, elements: int) -> planned.Place:
     return place[0], place[1] + 4 * elements
 
 
-def _plan_sum(products: _Output, squares: _Output, d: _Output, sqr_sum: _Output, shape: Shape, parts: int) -> Launch:
+def _plan_sum(
+    products: _Output, squares: _Output, d: _Output, sqr_sum: _Output, shape: PrenormCall, parts: int
+) -> Launch:
     """Add up the parts."""
     kernel = planned.get_kernel("hc_prenorm_sum", _SUM_THREADS)
     grid = (ceil_div(shape.m * (shape.n + 1), _SUM_THREADS),)
@@ -267,13 +271,13 @@ def _plan_sum(products: _Output, squares: _Output, d: _Output, sqr_sum: _Output,
 # Recorded calls, and the kernels that they need.
 
 
-def _note(shape: Shape) -> None:
+def _note(shape: PrenormCall) -> None:
     """Record a call with something to multiply."""
     if environment.get_string("DG_RECORD_SHAPES") and 0 not in shape:
         record_call(shape)
 
 
-def list_kernels(shape: Shape, sms: int, is_whole: bool, any_size: bool = False) -> list[KernelOf]:
+def list_kernels(shape: PrenormCall, sms: int, is_whole: bool, any_size: bool = False) -> list[KernelOf]:
     """Return the plain kernels that a call needs where it may use `sms` SMs; with `any_size` those of every call with
     as many rows of B.
     """

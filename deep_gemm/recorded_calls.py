@@ -21,7 +21,7 @@ _MOST = {"num_topk": MAX_CHOICES, "alignment": 1 << 16}
 _BYTES, _LANES = {"bf16": 2, "fp16": 2, "fp32": 4}, (2, 4, 8, 16, 32)
 
 
-class Shape(NamedTuple):
+class PrenormCall(NamedTuple):
     """A call of tf32_hc_prenorm_gemm: its sizes, and into how many slices the caller has K cut."""
 
     m: int
@@ -62,10 +62,10 @@ class ExpertLayer(NamedTuple):
         return self.num_experts // self.num_ranks
 
 
-Call = Shape | SwigluCast | ExpertLayer
+Call = PrenormCall | SwigluCast | ExpertLayer
 #: By the name of the op.
 CALLS: dict[str, type[Call]] = {
-    "tf32_hc_prenorm_gemm": Shape,
+    "tf32_hc_prenorm_gemm": PrenormCall,
     "swiglu_per_token_cast_to_fp8": SwigluCast,
     "fp8_mega_moe": ExpertLayer,
 }
@@ -110,7 +110,7 @@ def parse_call(line: object) -> Call | None:
 
 def with_rows(call: Call, rows: int) -> Call:
     """Return the call with another m; itself, if it has none. Raises: ProblemError."""
-    return call._replace(m=_check_value(Shape, "m", rows)) if isinstance(call, Shape) else call
+    return call._replace(m=_check_value(PrenormCall, "m", rows)) if isinstance(call, PrenormCall) else call
 
 
 def _list_names(kind: type[Call], required: list[str]) -> str:

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from deep_gemm import _C, environment, selector_files
 from deep_gemm.errors import ArgumentError, DeepGemmError, DeviceError, ModelError, SelectorWarning
 from deep_gemm.fields import OP_KINDS
-from deep_gemm.operands import shorten
 from deep_gemm.selector import Selector
 from deep_gemm.text import MAX_MESSAGE, printable
 
@@ -78,8 +77,10 @@ def choose(problem: "_C.Problem", device: "_C.Device") -> "_C.Choice":
     if loaded.selector is None:
         return choose_analytic(problem, device, loaded.reason)
     try:
-        served = find_recorded(problem, loaded.selector)
-        choice = loaded.selector.choose(served, device, loaded.mode, kernel_hash(served.op))
+        for served in list_served(problem, loaded.selector):
+            choice = loaded.selector.choose(served, device, loaded.mode, kernel_hash(served.op))
+            if choice.source == "exact":
+                break
     except DeviceError:
         raise
     except Exception as error:
@@ -110,7 +111,9 @@ def make_room(problem: "_C.Problem", choice: "_C.Choice", device: "_C.Device") -
     if config.cluster_m * config.cluster_n == 1 or not (kind.has_ends and kind.m_is_shared):
         return choice
     single = _C.Config(**config.as_dict() | {"cluster_m": 1, "cluster_n": 1})
-    if not _C.is_legal(problem, single, device) or find_second_tile(problem, single, device) is None:
+    if not _C.is_legal(problem, single, device) or is_banned(problem, single, device):
+        return choice
+    if find_second_tile(problem, single, device) is None:
         return choice
     return _C.Choice(single, choice.source, f"{choice.reason}; a second tile stands beside it, not a cluster")
 
@@ -122,26 +125,36 @@ def find_second_tile(problem: "_C.Problem", config: "_C.Config", device: "_C.Dev
     if not environment.is_enabled("DG_SECOND_TILE", default=True):
         return None
     second = _C.find_second_tile(problem, config, device)
-    if second is None:
-        return None
+    return None if second is None or is_banned(problem, second, device) else second
+
+
+def is_banned(problem: "_C.Problem", config: "_C.Config", device: "_C.Device") -> bool:
+    """Return whether the selector has a config in quarantine for a problem."""
     selector = load_selector(device.sku).selector
-    return None if selector and selector.is_banned(find_recorded(problem, selector), second) else second
+    return selector is not None and selector.is_banned(find_recorded(problem, selector), config)
 
 
 def find_recorded(problem: "_C.Problem", selector: Selector) -> "_C.Problem":
-    """Return the problem whose records choose for `problem`: itself, or that of its op kind's sibling as long as the
-    artefact knows that one alone. Both have the same configs, and a kernel of one runs as fast as that of the other.
-    Groups with ends that fill a part of their alignment are chosen for as masked ones of as many rows; those may have
-    tiles that do not fit the alignment.
+    """Return the problem whose records choose for `problem` where no exact entry does: the last of list_served."""
+    return list_served(problem, selector)[-1]
+
+
+def list_served(problem: "_C.Problem", selector: Selector) -> list["_C.Problem"]:
+    """Return the problems whose records choose for `problem`, by an exact entry of the first that has one, else by what
+    is chosen for the last: itself, or that of its op kind's sibling as long as the artefact knows that one alone. Both
+    have the same configs, and a kernel of one runs as fast as that of the other. Groups with ends that fill a part of
+    their alignment are chosen for as masked ones of as many rows, whose tiles may not fit it; those that fill it, as if
+    nothing were said.
     """
     op = find_recorded_op(problem.op, selector)
-    if op == problem.op:
-        return problem
+    own = [problem] if op == problem.op else []
+    if own and (OP_KINDS[op].has_room or not problem.expected_m):
+        return own
     if twin := _C.find_masked_twin(problem):
-        return twin
+        return [*own, twin]
     fields = problem.as_dict() | {"op": op}
     fields.pop("expected_m", None)  # no sibling has it
-    return _C.Problem(**fields)
+    return [*own, _C.Problem(**fields)]
 
 
 def find_recorded_op(op: str, selector: Selector) -> str:
@@ -169,6 +182,8 @@ def find_device(device: "_C.Device | str | None") -> "_C.Device":
         return current_device()
     named = _C.Device.known(device) if isinstance(device, str) else device
     if not isinstance(named, _C.Device):
+        from deep_gemm.operands import shorten  # imports torch
+
         raise ArgumentError(
             f"device = {shorten(device)}: must be a Device, its name or None; pass 'h200', for example."
         )

@@ -21,7 +21,7 @@ from deep_gemm.identity import read_line, take_signals
 from deep_gemm.mega import layer
 from deep_gemm.operands import check_bool, check_integer, shorten
 from deep_gemm.planned import KernelOf
-from deep_gemm.recorded_calls import CALLS, Call, ExpertLayer, Shape, SwigluCast, parse_call, with_rows
+from deep_gemm.recorded_calls import CALLS, Call, ExpertLayer, PrenormCall, SwigluCast, parse_call, with_rows
 from deep_gemm.selector_files import list_skus
 
 #: What a warm-up may be given: a problem, or a call that is none.
@@ -80,8 +80,8 @@ def warmup(
             tf32_hc_prenorm_gemm, swiglu_per_token_cast_to_fp8 and fp8_mega_moe are written as problems of these ops,
             with the fields of deep_gemm.recorded_calls.
         m: numbers of rows that take the place of every problem's own: of m, or of expected_m where each group has room
-            for m rows (masked products) or the problem has one. Products that divide K among groups keep their sizes,
-            and so do layers of experts across GPUs.
+            for m rows (masked products), or fills a part of its alignment. Products that divide K among groups keep
+            their sizes, and so do layers of experts across GPUs.
         device: a Device or the name of one, such as "h200"; None: the current GPU. Kernels are loaded where it is the
             current GPU.
         any_size: also compile what problems that differ from these in their sizes choose most often. No list of
@@ -169,7 +169,7 @@ def _list_plain(calls: list[Call], device: "_C.Device", any_size: bool) -> list[
     """Return the plain kernels of calls, under the settings of this process."""
     allowed, found = hc_prenorm.limit_sms(_get_sm_limit(), device.sm_count), []
     for call in calls:
-        if isinstance(call, Shape):
+        if isinstance(call, PrenormCall):
             found += hc_prenorm.list_kernels(call, *allowed, any_size)
         elif isinstance(call, SwigluCast):
             found += cast_kernels.list_kernels(call)

@@ -245,7 +245,17 @@ void bind_problem(py::module_& m) {
           "of K.");
     m.def("find_masked_twin", &find_masked_twin, "problem"_a,
           "Return the masked problem whose tiles serve `problem`, where it is of groups with ends that are expected to "
-          "fill no more than a part of the alignment; None for all other problems.");
+          "hold fewer rows than the alignment; None for all other problems, and where no masked product has such "
+          "operands.");
+    m.def(
+        "hold_expected_m",
+        [](const Problem& problem, const py::object& rows) {
+            return hold_expected_m(problem, checked_field("expected_m", rows));
+        },
+        "problem"_a, "rows"_a,
+        "Return the expected rows of a group as calls like `problem` hold them: within 1..m, three significant bits; "
+        "of "
+        "groups with ends the alignment where they fill it. Raises: ProblemError.");
     m.def(
         "round_expected_m",
         [](const py::object& expected_m, const py::object& rows) {

@@ -37,6 +37,9 @@ py::dict constants_dict(const std::string& sku) {
     return out;
 }
 
+// What the estimate rates a problem as.
+Problem rated(const Problem& problem) { return find_masked_twin(problem).value_or(problem); }
+
 HeuristicRates rates_from(const std::optional<py::dict>& constants, const Device& device) {
     HeuristicRates rates = base_rates(device.sku);
     if (!constants) return rates;
@@ -127,7 +130,7 @@ void bind_heuristic(py::module_& m) {
         [](const Problem& problem, const Config& config, const Device& device,
            const std::optional<py::dict>& constants) {
             check_geometry(problem.op, config);
-            return Estimator(problem, device, rates_from(constants, device)).time_us(config);
+            return Estimator(rated(problem), device, rates_from(constants, device)).time_us(config);
         },
         "problem"_a, "config"_a, "device"_a, "constants"_a = py::none(),
         "Return the heuristic's predicted time in microseconds; `constants` replaces some of the "
@@ -137,7 +140,7 @@ void bind_heuristic(py::module_& m) {
         [](const Problem& problem, const std::vector<Config>& configs, const Device& device,
            const std::optional<py::dict>& constants) {
             for (const Config& config : configs) check_geometry(problem.op, config);
-            const Estimator estimator(problem, device, rates_from(constants, device));
+            const Estimator estimator(rated(problem), device, rates_from(constants, device));
             std::vector<double> times;
             for (const Config& config : configs) times.push_back(estimator.time_us(config));
             return times;
@@ -148,10 +151,9 @@ void bind_heuristic(py::module_& m) {
           "Return `config` with the knobs of the main loop that the heuristic would give it for `problem`.");
     m.def("without_loop_knobs", &without_loop_knobs, "config"_a,
           "Return the tile alone, which is what candidates are chosen and rated by.");
-    m.def(
-        "second_tile_reason", &second_tile_reason, "problem"_a, "first"_a, "second"_a,
-        "Return '' where a kernel can hold two legal configs, of which it takes one by the rows of masked groups, else "
-        "a sentence that says why not.");
+    m.def("second_tile_reason", &second_tile_reason, "problem"_a, "first"_a, "second"_a,
+          "Return '' where a kernel can hold two legal configs, of which it takes one by the rows that groups have, "
+          "else a sentence that says why not.");
     m.def("tiles_reason", &tiles_reason, "problem"_a, "first"_a, "second"_a, "device"_a,
           "Return '' where a kernel can be made of a config, or of two, else a sentence that says why not.");
     m.attr("MOST_GROUPS_OF_TWO_TILES") = kMostGroupsOfTwoTiles;
@@ -159,9 +161,11 @@ void bind_heuristic(py::module_& m) {
           "Return what a round of the second tile counts in rounds of the first one, where the kernel takes one.");
     m.def("name_tiles", &name_tiles, "first"_a, "second"_a = py::none(),
           "Return what texts call a kernel of one config or of two.");
-    m.def("find_second_tile", &find_second_tile, "problem"_a, "first"_a, "device"_a,
-          "Return the second tile of a kernel of `first`, which takes one of both by the rows that masked groups have: "
-          "the config that gains most. None where the gain is small, for other op kinds and for many groups.");
+    m.def(
+        "find_second_tile", &find_second_tile, "problem"_a, "first"_a, "device"_a,
+        "Return the second tile of a kernel of `first`, which takes one of both by the rows that its groups have: the "
+        "config that gains most. None where the gain is small, for many masked groups, for groups with ends whose "
+        "rows are said or fill the alignment, and for other op kinds.");
     m.def("get_analytic_config", &get_analytic_config, "problem"_a, "device"_a,
           "Return the heuristic's choice: the candidate with the smallest predicted time. Raises: DeviceError where "
           "none is legal.");
@@ -175,9 +179,8 @@ void bind_config_features(py::module_& m) {
         "get_shortlist",
         [](const Problem& problem, const Device& device, size_t count, bool adds, bool pairs) {
             std::vector<Config> configs;
-            for (const AnalyticChoice& one :
-                 make_shortlist(problem, Estimator(problem, device), device,
-                                std::clamp<size_t>(count, 1, kMaxCandidates), {.adds = adds, .pairs = pairs}))
+            for (const AnalyticChoice& one : make_legal_shortlist(
+                     problem, device, std::clamp<size_t>(count, 1, kMaxCandidates), {.adds = adds, .pairs = pairs}))
                 configs.push_back(one.config);
             return configs;
         },

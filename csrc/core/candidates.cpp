@@ -378,6 +378,11 @@ bool is_worth_trying(const Problem& problem, const Config& config, const Device&
 std::vector<Config> get_candidates(const Problem& problem, const Device& device) {
     std::vector<Config> candidates;
     candidates.reserve(kMaxCandidates);
+    if (const auto twin = find_masked_twin(problem)) {
+        for (const Config& config : get_candidates(*twin, device))
+            if (is_legal(problem, config, device)) candidates.push_back(config);
+        if (!candidates.empty()) return candidates;
+    }
     const Space space(problem, device);
     for_each_candidate(problem, device, space, [&](const SpaceTile& tile) { candidates.push_back(tile.config); });
     return candidates;

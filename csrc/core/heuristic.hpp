@@ -183,8 +183,10 @@ const AnalyticChoice& find_feature_pick(const std::vector<AnalyticChoice>& ranke
 // The candidate with the smallest predicted time, the first of equals, with the knobs of loop_rule.hpp; throws
 // Error(kDevice) where no config is legal.
 AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimator, const Device& device);
-// The same; where a masked problem's tiles serve (find_masked_twin), the first of its candidates that fits the
-// alignment.
+// make_shortlist with an estimator of its own, and its first config; where a masked problem's tiles serve
+// (find_masked_twin), of that one, as far as they fit the alignment.
+std::vector<AnalyticChoice> make_legal_shortlist(const Problem& problem, const Device& device, size_t count,
+                                                 const LateKinds& known = {});
 Config get_analytic_config(const Problem& problem, const Device& device);
 
 }  // namespace deep_gemm

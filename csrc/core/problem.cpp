@@ -78,7 +78,8 @@ std::string broken_kind_rule(const Problem& problem) {
 std::string broken_group_rule(const Problem& problem) {
     if (op_kind(problem.op).is_grouped() && problem.num_groups < 1)
         return clause("num_groups", problem, "a grouped op has at least one group; pass their number");
-    if (problem.expected_m > problem.m)
+    const bool may_fill = op_kind(problem.op).m_is_shared();
+    if (problem.expected_m > (may_fill ? std::max<int64_t>(problem.m, problem.alignment) : problem.m))
         return clause("expected_m", problem, "a group has at most m rows; pass no more");
     if (problem.alignment % Problem::kAlignmentUnit != 0)
         return clause("alignment", problem,
@@ -138,9 +139,8 @@ const ProblemField* find_problem_field(std::string_view name) {
 }
 
 std::optional<Problem> find_masked_twin(const Problem& problem) {
-    const OpKind& kind = op_kind(problem.op);
-    if (kind.has_room() || problem.expected_m == 0 || problem.expected_m >= problem.alignment) return std::nullopt;
-    const auto is_twin = [&](Op op) { return op_kind(op).has_room() && op_kind(op).is_fp8 == kind.is_fp8; };
+    if (!fills_part(problem)) return std::nullopt;
+    const auto is_twin = [&](Op op) { return op_kind(op).has_room() && is_fp8(op) == is_fp8(problem.op); };
     Problem twin = problem;
     twin.op = *std::find_if(kOps.begin(), kOps.end(), is_twin);
     twin.alignment = Problem::kDefaultAlignment;
@@ -152,6 +152,12 @@ int64_t round_expected_m(int64_t expected_m, int64_t m) {
     const int64_t rows = std::clamp<int64_t>(expected_m, 1, m);
     const int shift = std::max(int(std::bit_width(uint64_t(rows))) - kSignificantBits, 0);
     return std::min(m, (rows + (int64_t(1) << shift) - 1) >> shift << shift);
+}
+
+int64_t hold_expected_m(const Problem& problem, int64_t rows) {
+    const int64_t rounded = round_expected_m(rows, problem.m);
+    if (grouping_of(problem.op) != Grouping::kMPsum) return rounded;
+    return rows < problem.alignment ? std::min<int64_t>(rounded, problem.alignment) : problem.alignment;
 }
 
 VariantKey variant_key(const Problem& problem) {

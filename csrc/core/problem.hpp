@@ -156,20 +156,31 @@ inline constexpr auto kProblemFields = std::to_array<ProblemField>({
 // The field called `name`, or nullptr.
 const ProblemField* find_problem_field(std::string_view name);
 
+// Whether groups with ends are said to hold fewer rows than their alignment. Those that fill it, and whose padding
+// becomes zero, expect just the alignment, whatever m (hold_expected_m).
+inline constexpr bool fills_part(const Problem& problem) {
+    return grouping_of(problem.op) == Grouping::kMPsum && problem.expected_m > 0 &&
+           problem.expected_m < problem.alignment;
+}
+
 // Rows of one group on average, as far as the host knows: all of m where groups do not divide or fill the rows.
 inline constexpr int64_t rows_per_group(const Problem& problem) {
     const OpKind& kind = op_kind(problem.op);
-    if (kind.m_is_shared()) return (problem.m + problem.num_groups - 1) / problem.num_groups;
-    return kind.has_room() && problem.expected_m > 0 ? problem.expected_m : problem.m;
+    if (fills_part(problem) || (kind.has_room() && problem.expected_m > 0)) return problem.expected_m;
+    return kind.m_is_shared() ? (problem.m + problem.num_groups - 1) / problem.num_groups : problem.m;
 }
 
-// The masked problem whose tiles serve groups with ends that are expected to fill no more than a part of the alignment,
-// with room for all rows in each group; nothing for all other problems.
+// The masked problem whose tiles serve groups with ends that fill a part of their alignment, with room for all rows in
+// each group. Nothing for all other problems, and where no masked product has such operands.
 std::optional<Problem> find_masked_twin(const Problem& problem);
 
-// The expected rows of a group as problems hold them: within 1..m and rounded up to three significant bits, so that a
-// hint that changes from call to call does not fill the dispatch table.
+// A number of rows within 1..m and rounded up to three significant bits, so that one that changes from call to call
+// does not fill the dispatch table.
 int64_t round_expected_m(int64_t expected_m, int64_t m);
+
+// The expected rows of a group as problems like this one hold them: rounded, and those that fill the alignment of
+// groups with ends all alike.
+int64_t hold_expected_m(const Problem& problem, int64_t rows);
 
 // What decides which configs exist for a problem, apart from its sizes, groups and policies: a version, the op kind and
 // the variant fields, a byte each.

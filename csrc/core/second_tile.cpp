@@ -104,9 +104,13 @@ std::string tiles_reason(const Problem& problem, const Config& first, const std:
 }
 
 std::string second_tile_reason(const Problem& problem, const Config& first, const Config& second) {
-    if (!op_kind(problem.op).expects_rows() || !find_rated(problem))
+    if (!op_kind(problem.op).expects_rows())
         return "op = " + std::string(op_name(problem.op)) +
                ": only kernels of masked groups, and of rows of groups with ends, hold two tiles; pass one config";
+    if (!find_rated(problem))
+        return "alignment = " + std::to_string(problem.alignment) +
+               ", b_major = " + value_text(*find_problem_field("b_major"), problem) +
+               ": no masked product has such operands, or rows so few; pass one config";
     for (const Config& config : {first, second})
         if (!is_single(config))
             return clause("CTAs of a cluster", config.cluster_m * config.cluster_n * config.split_k,
@@ -144,9 +148,10 @@ std::optional<Config> find_tile_of_few(const Problem& problem, const Config& fir
     std::optional<Config> best;
     for_each_candidate(*rated, device, Space(*rated, device), [&](const SpaceTile& tile) {
         if (!may_serve_few(problem, tile.config, device)) return;
-        if (!second_tile_reason(problem, first, tile.config).empty()) return;
+        const Config second = with_loop_knobs_of_tile(*rated, tile.config, device, estimator.k_steps());
+        if (!second_tile_reason(problem, first, second).empty()) return;
         const double mean_us = RatedTile(*rated, estimator, tiler, tile.config).mean_us();
-        if (mean_us < least_us) least_us = mean_us, best = tile.config;
+        if (mean_us < least_us) least_us = mean_us, best = second;
     });
     return best;
 }

@@ -51,13 +51,19 @@ AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimato
     return make_shortlist(problem, estimator, device, 1).front();
 }
 
-Config get_analytic_config(const Problem& problem, const Device& device) {
+std::vector<AnalyticChoice> make_legal_shortlist(const Problem& problem, const Device& device, size_t count,
+                                                 const LateKinds& known) {
+    std::vector<AnalyticChoice> found;
     if (const auto twin = find_masked_twin(problem)) {
-        const Estimator estimator(*twin, device);
-        for (const AnalyticChoice& choice : make_shortlist(*twin, estimator, device, kMaxCandidates))
-            if (is_legal(problem, choice.config, device)) return choice.config;
+        for (const AnalyticChoice& choice :
+             make_shortlist(*twin, Estimator(*twin, device), device, kMaxCandidates, known))
+            if (found.size() < count && is_legal(problem, choice.config, device)) found.push_back(choice);
     }
-    return choose_analytic(problem, Estimator(problem, device), device).config;
+    return found.empty() ? make_shortlist(problem, Estimator(problem, device), device, count, known) : found;
+}
+
+Config get_analytic_config(const Problem& problem, const Device& device) {
+    return make_legal_shortlist(problem, device, 1).front().config;
 }
 
 }  // namespace deep_gemm

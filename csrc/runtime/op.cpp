@@ -182,9 +182,8 @@ void read_input(const char* name, PyObject* object, bool is_transposed, Operand&
 
 bool parse_switch(const char* name, PyObject* object) { return object != nullptr && parse_flag(name, object); }
 
-// Of groups with ends, at most the alignment: what fills it gets one tile, that of groups with indices.
 void set_expected_rows(int64_t rows, Call& call) {
-    if (grouping_of(call.op) == Grouping::kMPsum && rows > 0) call.expected_m = std::min<int64_t>(rows, call.alignment);
+    if (grouping_of(call.op) == Grouping::kMPsum && rows > 0) call.expected_m = rows;
 }
 
 void parse_options(const Slots& slots, Call& call) {
@@ -203,7 +202,8 @@ void parse_options(const Slots& slots, Call& call) {
     call.ensures_zero_padding = parse_switch("ensure_zero_padding", slots[kEnsureZeroPadding]);
     if (is_given(slots[kExpectedMForPsumLayout]))
         set_expected_rows(parse_expected_m(slots[kExpectedMForPsumLayout], "expected_m_for_psum_layout"), call);
-    // Small tiles of padding take longer than they save (H200, 32 groups of 8 rows, 7168 x 2048: 195 us, not 141).
+    // As groups that fill the alignment: small tiles of padding take longer than they save (H200, 32 groups of 8 rows,
+    // 7168 x 2048: 195 us, not 141).
     if (call.ensures_zero_padding) set_expected_rows(call.alignment, call);
     if (slots[kUseVendor] != nullptr) call.use_vendor = parse_flag("use_cublaslt", slots[kUseVendor]);
 }

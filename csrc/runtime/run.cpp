@@ -27,24 +27,25 @@ namespace {
 Problem make_product_problem(int sm_count, const Call& call, const Sizes& sizes, const Layouts& layouts) {
     // The kernel of a sum leaves parts in FP32, and another one adds them up (sum_parts.hpp).
     const bool is_bf16 = !is_fp8(call.op), is_summed = op_kind(call.op).is_summed();
-    return {.op = call.op,
-            .m = sizes.m,
-            .n = sizes.n,
-            .k = sizes.k,
-            .num_sms = get_sm_limit(sm_count),
-            .num_groups = is_grouped(call.op) ? int32_t(sizes.num_groups) : 0,
-            .expected_m = call.expected_m ? round_expected_m(*call.expected_m, sizes.m) : 0,
-            .alignment = call.alignment,
-            .compiled_dims = call.compiled_dims,
-            .recipe = call.recipe,
-            .d_dtype = is_summed || call.d.view.dtype == Dtype::kFloat32 ? DDtype::kFp32 : DDtype::kBf16,
-            .c_mode = is_summed ? CMode::kNone : layouts.c,
-            .a_major = is_bf16 ? layouts.a : Major::kK,
-            .b_major = is_bf16 ? layouts.b : Major::kK,
-            .scale_layout = layouts.scales,
-            .group_layout = call.group_layout,
-            .batch_invariant = is_batch_invariant(op_kind(call.op)),
-            .has_signals = call.signal.is_present()};
+    Problem problem{.op = call.op,
+                    .m = sizes.m,
+                    .n = sizes.n,
+                    .k = sizes.k,
+                    .num_sms = get_sm_limit(sm_count),
+                    .num_groups = is_grouped(call.op) ? int32_t(sizes.num_groups) : 0,
+                    .alignment = call.alignment,
+                    .compiled_dims = call.compiled_dims,
+                    .recipe = call.recipe,
+                    .d_dtype = is_summed || call.d.view.dtype == Dtype::kFloat32 ? DDtype::kFp32 : DDtype::kBf16,
+                    .c_mode = is_summed ? CMode::kNone : layouts.c,
+                    .a_major = is_bf16 ? layouts.a : Major::kK,
+                    .b_major = is_bf16 ? layouts.b : Major::kK,
+                    .scale_layout = layouts.scales,
+                    .group_layout = call.group_layout,
+                    .batch_invariant = is_batch_invariant(op_kind(call.op)),
+                    .has_signals = call.signal.is_present()};
+    if (call.expected_m) problem.expected_m = hold_expected_m(problem, *call.expected_m);
+    return problem;
 }
 
 Reference name_operands(const Call& call) {

@@ -199,7 +199,7 @@ def _skeleton(problem: "_C.Problem") -> dict[str, str]:
         "arguments": "maps, params, groups, base",
         "template_arguments": _template_arguments(scheduler),
         "second_arguments": _template_arguments(scheduler, "Second"),
-        "rows": ", deep_gemm::PsumGroupRows" if kind.has_ends else "",
+        "rows": ", deep_gemm::PsumGroupRows" if kind.grouping == "m_psum" else "",
         "second_tile": "",
     }
 

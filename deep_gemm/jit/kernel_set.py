@@ -75,11 +75,17 @@ def _list_kernels(listed: list["_C.Problem"], device: "_C.Device", any_size: boo
 
 
 def _list_variants(listed: list["_C.Problem"]) -> list["_C.Problem"]:
-    """Return a problem of each variant; of masked groups of each number of groups, too, which may have second tiles."""
+    """Return a problem of each variant. Where kernels may have second tiles, of each number of groups, too, and of what
+    is said of the rows of groups with ends: nothing, or that they fill their alignment, or a part of it.
+    """
     found: dict = {}
     for problem in listed:
-        groups = min(problem.num_groups, _C.MOST_GROUPS_OF_TWO_TILES + 1) if OP_KINDS[problem.op].has_room else 0
-        found[_C.kernel_identity(problem), groups] = problem
+        kind, groups, said = OP_KINDS[problem.op], 0, (False, False)
+        if kind.has_room:
+            groups = min(problem.num_groups, _C.MOST_GROUPS_OF_TWO_TILES + 1)
+        elif kind.has_ends and kind.m_is_shared:
+            groups, said = problem.num_groups, (problem.expected_m > 0, _C.find_masked_twin(problem) is not None)
+        found[_C.kernel_identity(problem), groups, said] = problem
     return list(found.values())
 
 

@@ -155,11 +155,10 @@ def list_products(layer: ExpertLayer) -> list["_C.Problem"]:
         "op": "m_grouped_fp8_gemm_psum", "m": rows, "num_groups": layer.num_local_experts, "alignment": layer.alignment
     }  # fmt: skip
     hints = {count_expected_rows(layer, tokens) for tokens in range(count_tokens_at_once(layer) + 1)}
-    found = []
-    for hint in sorted({_C.round_expected_m(hint, rows) if hint < layer.alignment else 0 for hint in hints}):
-        found.append(_C.Problem(**shared, n=2 * intermediate, k=hidden, recipe="1d1d", expected_m=hint))
-        found.append(_C.Problem(**shared, n=hidden, k=intermediate, expected_m=hint))
-    return found
+    plain = [_C.Problem(**shared, n=2 * intermediate, k=hidden, recipe="1d1d")]
+    plain.append(_C.Problem(**shared, n=hidden, k=intermediate))
+    held = sorted({_C.hold_expected_m(plain[0], hint) for hint in hints})
+    return [_C.Problem(**problem.as_dict() | {"expected_m": rows}) for rows in held for problem in plain]
 
 
 def _check(y: Any, l1: Any, l2: Any, buffer: Any, recipe: Any, activation: Any) -> None:

@@ -37,15 +37,16 @@ MEGA_DEFECTS: Defects = {
         ("ceil_div(max(tokens, least) * sizes.num_topk", "ceil_div(tokens * sizes.num_topk"),
     ],
     ("deep_gemm/mega/layer.py", "tests/cpu/runtime/test_warm_up_calls.py"): [
-        ("_C.round_expected_m(hint, rows) if hint < layer.alignment else 0", "_C.round_expected_m(hint, rows)"),
+        ("{_C.hold_expected_m(plain[0], hint) for hint in hints}", "hints"),
         ("expected_m_for_psum_layout=count_expected_rows(buffer, tokens)", "expected_m_for_psum_layout=None"),
     ],
     ("deep_gemm/selection.py", "tests/cpu/core/test_expected_rows.py"): [
-        ("    if twin := _C.find_masked_twin(problem):\n        return twin\n", ""),
+        ("    if twin := _C.find_masked_twin(problem):\n        return [*own, twin]\n", ""),
         ("if served.op not in (problem.op, OP_KINDS[problem.op].sibling):", "if False:"),
         ('    fields.pop("expected_m", None)  # no sibling has it\n', ""),
     ],
     ("tuner/problems/workload.py", "tests/cpu/core/test_expected_rows.py"): [
+        ("    if problem.expected_m and problem.expected_m < problem.alignment:\n", "    if problem.expected_m:\n"),
         ("        row += ceil_div(size, problem.alignment) * problem.alignment\n", "        row += size\n"),
         ("sizes[group] = min(size, problem.m - starts[-1])", "sizes[group] = size"),
     ],

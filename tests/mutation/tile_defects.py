@@ -27,7 +27,7 @@ TILE_DEFECTS: Defects = {
         ("generator.generate_source(problem, config, second)", "generator.generate_source(problem, config)"),
     ],
     ("deep_gemm/jit/kernel_set.py", _TESTS): [
-        ("min(problem.num_groups, _C.MOST_GROUPS_OF_TWO_TILES + 1) if OP_KINDS[problem.op].has_room else 0", "0"),
+        ("groups = min(problem.num_groups, _C.MOST_GROUPS_OF_TWO_TILES + 1)", "groups = 0"),
         ("                plan.forget_failure(*job.parse())", "                pass"),
         ('alone = [job._replace(second="") for job in failed if job.second]', "alone = []"),
     ],

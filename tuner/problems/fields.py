@@ -132,16 +132,12 @@ def get_tokens(problem: _C.Problem) -> int:
 
 
 def get_work(problem: _C.Problem) -> int:
-    """Return the multiplications of a problem, masked groups at the rows expected."""
+    """Return the multiplications of a problem, groups whose rows are expected at these."""
     kind = OP_KINDS[problem.op]
-    products = problem.num_groups if kind.has_room or kind.is_batched or kind.is_summed else 1
-    return (
-        products
-        * (get_group_rows(problem) if kind.has_room else problem.m)
-        * max(problem.heads, 1)
-        * problem.n
-        * problem.k
-    )
+    has_few = kind.has_room or _C.find_masked_twin(problem) is not None
+    products = problem.num_groups if has_few or kind.is_batched or kind.is_summed else 1
+    rows = get_group_rows(problem) if has_few else problem.m
+    return products * rows * max(problem.heads, 1) * problem.n * problem.k
 
 
 def variant_of(problem: _C.Problem) -> tuple:

@@ -120,7 +120,7 @@ def make_draws(problem, workload: Workload) -> list[Groups]:
         sizes = [problem.m] * problem.num_groups if kind.is_batched else make_masked_sizes(problem, name, generators[0])
         return [Groups([group * problem.m for group in range(problem.num_groups)], sizes)]
     make = make_groups_of_k if kind.k_is_divided else make_contiguous_groups
-    if problem.expected_m:
+    if problem.expected_m and problem.expected_m < problem.alignment:
         make = make_expected_groups
     return [make(problem, name, generator) for generator in generators]
 

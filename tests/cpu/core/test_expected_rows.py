@@ -8,8 +8,9 @@ import torch
 import deep_gemm
 from deep_gemm import _C, fields, selection
 from deep_gemm.errors import ConfigError, ProblemError
-from deep_gemm.jit import ahead, generator
+from deep_gemm.jit import ahead, generator, kernel_set
 from tests.fakes.operands import one_thread
+from tuner.problems.fields import get_work
 from tuner.problems.workload import Workload, make_draws, make_group_tensor
 
 DEVICE = _C.Device.known("h200")
@@ -39,7 +40,7 @@ def test_the_masked_twin_has_the_same_fields():
 @pytest.mark.parametrize(
     "problem",
     [
-        make(expected_m=0), make(expected_m=128), make(alignment=8), make(MASKED),
+        make(expected_m=0), make(expected_m=128), make(alignment=8), make(m=64, expected_m=128), make(MASKED),
         make("m_grouped_bf16_gemm_psum", b_major="mn"), _C.Problem("m_grouped_fp8_gemm_contiguous", **SIZES),
         _C.Problem("fp8_gemm", 8, 8, 128),
         _C.Problem("k_grouped_fp8_gemm_psum", **SIZES, recipe="1d1d", d_dtype="fp32"),
@@ -107,7 +108,30 @@ def test_choices_ahead_have_the_masked_configs():
 def test_more_rows_than_the_product_has_are_refused():
     with pytest.raises(ProblemError, match="expected_m = 6145: a group has at most m rows; pass no more"):
         make(expected_m=6145)
-    assert fields.fit_rows(make(), 24) == {"expected_m": 24} and fields.fit_rows(make(expected_m=0), 24) == {"m": 24}
+    assert make(m=64, expected_m=128).expected_m == 128, "an alignment that is filled may be more than all rows"
+    with pytest.raises(ProblemError, match="expected_m = 129"):
+        make(m=64, expected_m=129)
+
+
+@pytest.mark.parametrize(
+    "given, rows, changed",
+    [
+        (make(), 9, {"expected_m": 10}), (make(), 127, {"expected_m": 128}), (make(), 500, {"expected_m": 128}),
+        (make(m=32), 60, {"expected_m": 32}), (make(expected_m=0), 24, {"m": 24}),
+        (make(expected_m=128), 24, {"m": 24}), (make(MASKED), 500, {"expected_m": 512}), (make(alignment=8), 500, {"m": 500}),
+    ],
+)  # fmt: skip
+def test_numbers_of_rows_as_calls_hold_them(given, rows, changed):
+    """m of what fills the alignment, so that a warm-up of a recorded line prepares the kernels of these calls."""
+    assert fields.fit_rows(given, rows) == changed
+    _C.Problem(**given.as_dict() | changed)
+
+
+def test_a_warm_up_for_any_size_tells_apart_what_is_said_of_rows():
+    listed = [make(**ROOM), make(**ROOM | {"expected_m": 128}), make(**ROOM | {"expected_m": 8}), make(**ROOM, n=8192)]
+    others = [make(**ROOM | {"num_groups": 4}), make(MASKED), make(MASKED, num_groups=64)]
+    found = kernel_set._list_variants([*listed, *others])
+    assert found == [listed[3], listed[1], listed[2], others[0], others[2]]
 
 
 #: Options of a call, and the rows that its problem expects.
@@ -164,6 +188,43 @@ def test_other_problems_have_one_tile(monkeypatch, problem):
     assert selection.explain_tiles(problem, DEVICE)[1] is None
 
 
+def test_estimates_and_candidates_are_those_of_the_twin():
+    problem, twin = make(expected_m=16), make(MASKED, expected_m=16)
+    candidates = _C.get_candidates(problem, DEVICE)
+    assert candidates == [one for one in _C.get_candidates(twin, DEVICE) if _C.is_legal(problem, one, DEVICE)] != []
+    assert _C.get_shortlist(problem, DEVICE, 3)[0] == _C.get_analytic_config(problem, DEVICE)
+    times = _C.estimate_times_us(problem, candidates, DEVICE)
+    assert times == [_C.estimate_time_us(twin, config, DEVICE) for config in candidates]
+    assert times[0] == _C.estimate_time_us(problem, candidates[0], DEVICE)
+    assert get_work(problem) == get_work(twin) == 32 * 16 * 4096 * 7168
+    assert get_work(make(expected_m=0)) == get_work(make(expected_m=128)) == 6144 * 4096 * 7168
+
+
+def test_what_was_swept_of_groups_with_ends_chooses_first(monkeypatch):
+    """An exact entry of the problem itself, or of one of which nothing is said; trees see the masked twin."""
+    asked = []
+
+    def choose(served, device, mode, kernel_hash):
+        asked.append((served.op, served.expected_m))
+        return _C.Choice(_C.Config(64, 128, 8), "learned", "")
+
+    loaded = selection.LoadedSelector(
+        "auto", SimpleNamespace(metadata={"ops": {PSUM: {}, MASKED: {}}}, choose=choose, is_banned=lambda *_: False),
+        "stub", "",
+    )  # fmt: skip
+    monkeypatch.setattr(selection, "load_selector", lambda sku: loaded)
+    for expected in (0, 8, 128):
+        selection.choose(make(expected_m=expected), DEVICE)
+    assert asked == [(PSUM, 0), (PSUM, 8), (MASKED, 8), (PSUM, 128), (PSUM, 0)]
+
+
+def test_a_config_in_quarantine_keeps_its_cluster(monkeypatch):
+    problem = make(m=32 * 144, expected_m=0)
+    assert selection.explain(problem, DEVICE).config.cluster_n == 1
+    monkeypatch.setattr(selection, "is_banned", lambda problem, config, device: config.block_m == 128)
+    assert selection.explain(problem, DEVICE).config.cluster_n == 2
+
+
 def test_a_cluster_gives_way_to_a_second_tile(monkeypatch):
     problem = make(m=32 * 144, expected_m=0)
     chosen = selection.choose(problem, DEVICE)
@@ -178,8 +239,10 @@ def test_a_cluster_gives_way_to_a_second_tile(monkeypatch):
 def test_operands_that_masked_products_lack_hold_one_tile():
     first, second = _C.Config(128, 128, 5, block_k=64), _C.Config(32, 128, 10, block_k=64, swap_ab=1)
     problem = make("m_grouped_bf16_gemm_psum", b_major="mn")
-    with pytest.raises(ConfigError, match="only kernels of masked groups, and of rows of groups with ends, hold two"):
+    with pytest.raises(ConfigError, match="b_major = mn: no masked product has such operands, or rows so few; pass"):
         generator.generate_source(problem, first, second)
+    with pytest.raises(ConfigError, match="only kernels of masked groups, and of rows of groups with ends, hold two"):
+        generator.generate_source(_C.Problem("bf16_gemm", 1, 1, 1), first, second)
     source = generator.generate_source(make("m_grouped_bf16_gemm_psum"), first, second)
     assert "takes_second<deep_gemm::Config, deep_gemm::SecondConfig, deep_gemm::PsumGroupRows>" in source
 
@@ -194,6 +257,11 @@ def test_measured_groups_have_about_the_rows_expected(name):
             assert all(start % 128 == 0 for start in starts) and max(ends) <= 6144
             assert 0.6 * expected <= sum(sizes) / 32 <= 1.4 * expected
             assert all(after >= start + size for start, size, after in zip(starts, sizes, starts[1:]))
+
+
+def test_groups_that_fill_the_alignment_are_measured_as_without_the_hint():
+    draws = make_draws(make(m=32 * 1024, expected_m=128), Workload())
+    assert all(sum(sizes) > 0.9 * 32 * 1024 for _, sizes in draws)
 
 
 def test_measured_groups_end_with_the_rows_of_the_product():

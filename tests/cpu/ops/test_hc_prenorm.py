@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import deep_gemm
 from deep_gemm import hc_prenorm, library, planned, recorded_calls
 from deep_gemm.errors import ArgumentError, DtypeError, LayoutError, ProblemError, ShapeError
-from deep_gemm.recorded_calls import Shape
+from deep_gemm.recorded_calls import PrenormCall
 from deep_gemm.testing import calc_diff
 
 M, N, K = 13, 24, 448
@@ -100,8 +100,8 @@ def test_how_k_and_rows_are_cut(case):
     chunk for each warp.
     """
     m, k, splits = case
-    assert hc_prenorm._cut(Shape(m, N, k, splits), 132) == CUTS[case]
-    assert hc_prenorm._cut(Shape(m, N, k, splits), 132, is_whole=False).cluster == 1
+    assert hc_prenorm._cut(PrenormCall(m, N, k, splits), 132) == CUTS[case]
+    assert hc_prenorm._cut(PrenormCall(m, N, k, splits), 132, is_whole=False).cluster == 1
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_a_warm_up_knows_the_kernels_of_a_call(monkeypatch, case):
         lead = (splits,) if splits > 1 else ()
         d, squares = torch.empty(*lead, m, n, device="meta"), torch.empty(*lead, m, device="meta")
         plan = hc_prenorm._plan(a, b, d, squares, splits if lead else None)
-        kernels = hc_prenorm.list_kernels(Shape(m, n, k, splits), *sms)
+        kernels = hc_prenorm.list_kernels(PrenormCall(m, n, k, splits), *sms)
         assert kernels == [launch.kernel for launch in plan.launches]
-        others = hc_prenorm.list_kernels(Shape(1, n, 1024), *sms, any_size=True)
+        others = hc_prenorm.list_kernels(PrenormCall(1, n, 1024), *sms, any_size=True)
         assert all(kernel in others for kernel in kernels)
 
 
@@ -149,7 +149,7 @@ def test_a_recorded_call_that_cannot_be(change, message):
 def test_parts_do_not_depend_on_m_where_bits_must_not(monkeypatch):
     monkeypatch.setattr(hc_prenorm._C, "is_batch_invariant", lambda: True)
     for k, parts in ((7168, 8), (28672, 8), (65536, 8), (1600, 4), (320, 1)):
-        cuts = [hc_prenorm._cut(Shape(m, N, k, 1), 132) for m in (1, 192, 500, 1100, 9000)]
+        cuts = [hc_prenorm._cut(PrenormCall(m, N, k, 1), 132) for m in (1, 192, 500, 1100, 9000)]
         assert {cut.parts for cut in cuts} == {parts} and all(cut.cluster in (1, parts) for cut in cuts)
 
 

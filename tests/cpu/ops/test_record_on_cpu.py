@@ -5,7 +5,7 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C, plan, warm_up
-from deep_gemm.recorded_calls import Shape
+from deep_gemm.recorded_calls import PrenormCall
 from tests.fakes.operands import make_operands, one_thread
 from tests.gpu.logits_operands import make_prefill
 
@@ -93,7 +93,7 @@ def test_what_has_no_problem_is_recorded_for_warm_ups(recorded, tmp_path):
         '{"fields":{"k":64,"m":8,"n":24,"num_splits":4},"op":"tf32_hc_prenorm_gemm"}',
     ]
     *calls, problem = warm_up.read_shapes(path)
-    assert calls == [Shape(8, 24, 64), Shape(8, 24, 64, 4)] and problem.op == "bf16_gemm"
+    assert calls == [PrenormCall(8, 24, 64), PrenormCall(8, 24, 64, 4)] and problem.op == "bf16_gemm"
 
 
 def test_a_limit_of_sms_is_a_field(recorded):

@@ -11,7 +11,7 @@ from deep_gemm import _C, hc_prenorm, warm_up
 from deep_gemm.errors import ArgumentError, DeviceError, ProblemError
 from deep_gemm.jit import kernel_set
 from deep_gemm.jit.compile_pool import METADATA
-from deep_gemm.recorded_calls import Shape
+from deep_gemm.recorded_calls import PrenormCall
 from deep_gemm.warm_up import list_problems
 
 H200 = _C.Device.known("h200")
@@ -116,7 +116,7 @@ def test_a_model_s_name_means_a_board_of_it_at_a_lower_power_limit(monkeypatch):
 
 def test_a_projection_is_warmed_up_for_the_sms_that_there_are(monkeypatch):
     """A limit beyond the GPU's SMs is none, for calls and for their warm-up."""
-    shape = Shape(256, 24, 7168, 1)
+    shape = PrenormCall(256, 24, 7168, 1)
     assert hc_prenorm.limit_sms(200, 132) == hc_prenorm.limit_sms(0, 132) == (132, True)
     assert hc_prenorm.limit_sms(100, 132) == (100, False) and hc_prenorm.limit_sms(0, 16) == (16, False)
     found = {}
@@ -219,7 +219,7 @@ def test_calls_of_an_op_without_problems_are_prepared(monkeypatch, tmp_path):
     call = {"op": "tf32_hc_prenorm_gemm", "m": 13, "n": 24, "k": 7168}
     path.write_text(f"{json.dumps(call)}\n{SHAPE.to_json()}\n")
     whole = "deep_gemm_hc_prenorm {'kColumnTiles': 3, 'kRowTiles': %d, 'kParts': %d}"
-    for given in (str(path), [call, SHAPE], [json.dumps(call), SHAPE], iter([Shape(13, 24, 7168), SHAPE])):
+    for given in (str(path), [call, SHAPE], [json.dumps(call), SHAPE], iter([PrenormCall(13, 24, 7168), SHAPE])):
         found, report = compile_plain(monkeypatch, given)
         assert (found[-1], report.problems) == (whole % (1, 8), 2)
     assert list_problems(path, None, H200) == [SHAPE]

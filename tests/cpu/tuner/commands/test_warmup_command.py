@@ -8,7 +8,7 @@ import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import CompileError, DeviceError
 from deep_gemm.identity import write_line
-from deep_gemm.recorded_calls import Shape
+from deep_gemm.recorded_calls import PrenormCall
 from deep_gemm.selector import Selector
 from deep_gemm.warm_up import Failure, WarmUpReport
 from tests.fakes.in_process_worker import InProcessWorker
@@ -69,7 +69,10 @@ def test_calls_without_configs_are_warmed_up_and_nothing_else(tmp_path, calls, c
     assert cli.run(["warmup", str(path), "--device", "h200"]) == 0
     path.write_text(line + SHAPE.to_json() + "\n")
     assert cli.run(["warmup", str(path), "--device", "h200"]) == 0
-    assert [arguments[0] for arguments, _ in calls[0]] == [[Shape(64, 24, 7168)], [SHAPE, Shape(64, 24, 7168)]]
+    assert [arguments[0] for arguments, _ in calls[0]] == [
+        [PrenormCall(64, 24, 7168)],
+        [SHAPE, PrenormCall(64, 24, 7168)],
+    ]
     assert load_file(path) == [SHAPE]
     path.write_text(line)
     with pytest.raises(UsageError, match="it holds no problem with configs"):
