@@ -7,8 +7,9 @@ import itertools
 
 import torch
 
+from deep_gemm.arguments import check_flag, check_integer
 from deep_gemm.errors import DeviceError, DtypeError, ShapeError
-from deep_gemm.operands import check_flag, check_integer, check_tensor
+from deep_gemm.operands import check_tensor
 from deep_gemm.packing import ceil_to_ue8m0, check_are_rounded, pack_ue8m0_to_int, unpack_ue8m0_from_int
 from deep_gemm.quantize import MIN_AMAX, SCALE_BLOCK, align, ceil_div
 

@@ -3,8 +3,9 @@
 import torch
 
 from deep_gemm import cast_kernels, planned
+from deep_gemm.arguments import check_flag, check_integer, check_integers, shorten
 from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
-from deep_gemm.operands import check_flag, check_integer, check_integers, check_numbers, check_tensor, shorten
+from deep_gemm.operands import check_numbers, check_tensor
 from deep_gemm.packing import PER_WORD, check_scales, exponents_of
 from deep_gemm.quantize import SCALE_BLOCK, align, ceil_div
 

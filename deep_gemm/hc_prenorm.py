@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 
 from deep_gemm import _C, environment, planned
+from deep_gemm.arguments import check_integer
 from deep_gemm.errors import DeviceError, DtypeError, LayoutError, ShapeError
-from deep_gemm.operands import check_integer, check_tensor, check_written, is_fake, record
+from deep_gemm.operands import check_tensor, check_written, is_fake, record
 from deep_gemm.planned import KernelOf, Launch, Memory, argument, memory
 from deep_gemm.quantize import ceil_div
 from deep_gemm.recorded_calls import K_UNIT, PrenormCall

@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping
 
 from deep_gemm import _C
+from deep_gemm.arguments import shorten
 from deep_gemm.errors import ConfigError, DeepGemmError, ProblemError
 from deep_gemm.fields import CONFIG_FIELDS, OP_KINDS, PROBLEM_FIELDS
-from deep_gemm.operands import shorten
 
 _MAX_BYTES = 4096  # of the text of a problem or a config: many times what all fields take
 #: What says in recorded lines that calls of a problem signal.

@@ -9,8 +9,9 @@ import math
 import torch
 
 from deep_gemm import _C, cast_kernels, planned
+from deep_gemm.arguments import check_flag, check_integer, check_integers, shorten
 from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
-from deep_gemm.operands import check_device, check_flag, check_integer, check_integers, check_tensor, is_fake, shorten
+from deep_gemm.operands import check_device, check_tensor, is_fake
 from deep_gemm.packing import PER_WORD, check_scales, exponents_of
 from deep_gemm.quantize import align, ceil_div, make_mn_major
 

@@ -9,8 +9,9 @@ for the positions j that token i sees. Sums are FP32; the result is rounded to i
 import torch
 
 from deep_gemm import _C, planned
+from deep_gemm.arguments import shorten, to_integer
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
-from deep_gemm.operands import check_tensor, is_fake, record, shorten, to_integer
+from deep_gemm.operands import check_tensor, is_fake, record
 
 #: Elements that rows of logits start at multiples of.
 PITCH_UNIT = 64

@@ -1,14 +1,11 @@
 """What functions in Python ask of their arguments before they look at them more closely."""
 
-import collections
-import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from deep_gemm.arguments import shorten
 from deep_gemm.errors import ArgumentError, DeviceError
-from deep_gemm.fields import MAX_DIM
 
 
 def check_tensor(name: str, value: Any) -> None:
@@ -75,47 +72,6 @@ def check_numbers(name: str, value: Any) -> None:
         raise ArgumentError(f"{name}: a meta tensor holds no numbers; pass a tensor with memory.")
 
 
-def check_integer(name: str, value: Any, minimum: int = 0) -> int:
-    """Return `value`, an int or what converts to one. Raises: ArgumentError beyond minimum..2^31 - 1, for a bool and
-    for a tensor, which could make the host wait.
-    """
-    if type(value) is int and minimum <= value <= MAX_DIM:  # as nearly all are; what follows takes microseconds
-        return value
-    number = to_integer(value)
-    if number is None or not (isinstance(number, torch.SymInt) or minimum <= number <= MAX_DIM):
-        raise ArgumentError(f"{name} = {shorten(value)}: must be an int of {minimum}..2^31 - 1; pass such a number.")
-    return number
-
-
-def to_integer(value: Any) -> int | None:
-    """Return `value` as an int, a symbolic one as it is; None for what is none, as check_integer says."""
-    if isinstance(value, torch.SymInt):
-        return value
-    try:
-        return None if isinstance(value, (bool, torch.Tensor)) else operator.index(value)
-    except Exception:  # an object may do anything there
-        return None
-
-
-def check_integers(name: str, values: Any, minimum: int = 0) -> tuple[int, ...]:
-    """Return `values` as a tuple. Raises: ArgumentError unless they are a list or tuple of such integers."""
-    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
-        raise ArgumentError(f"{name} = {shorten(values)}: must be a list or tuple of ints; pass one.")
-    return tuple(check_integer(f"{name}[{index}]", value, minimum) for index, value in enumerate(values))
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Raise ArgumentError unless `value` is a bool, a number or None, which say the same."""
-    if value is not None and not isinstance(value, (bool, int)):
-        raise ArgumentError(f"{name} = {shorten(value)}: must be a bool; pass True or False.")
-
-
-def check_bool(name: str, value: Any) -> None:
-    """Raise ArgumentError unless `value` is a bool."""
-    if not isinstance(value, bool):
-        raise ArgumentError(f"{name} = {shorten(value)}: must be a bool; pass True or False.")
-
-
 def check_device(name: str, value: Any) -> torch.device | None:
     """Return the device that `value` names; None for None. Raises: ArgumentError, DeviceError where it is not there."""
     if value is None:
@@ -138,23 +94,3 @@ def check_gpu(name: str) -> None:
     """Raise DeviceError where torch has no GPU, which the function `name` needs."""
     if not torch.cuda.is_available():
         raise DeviceError(f"{name}: needs a GPU, and torch finds none; call it on a machine with one.")
-
-
-def holds_tensor(value: Any, depth: int = 4) -> bool:
-    """Return whether a value is a tensor, or a collection with one in it: to print the numbers of one whose memory is
-    freed would crash. What nests deeper than anybody means to is taken for such a value.
-    """
-    if isinstance(value, dict):
-        value = [*value, *value.values()]
-    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        return depth == 0 or any(holds_tensor(item, depth - 1) for item in value)
-    return isinstance(value, torch.Tensor)
-
-
-def shorten(value: Any) -> str:
-    """Return a short printable form of any object."""
-    try:
-        text = f"an object of type {type(value).__name__}" if holds_tensor(value) else ascii(value)
-    except Exception:
-        return f"<{type(value).__name__}>"
-    return text if len(text) <= 80 else f"{text[:77]}..."

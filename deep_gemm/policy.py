@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from deep_gemm import _C
+from deep_gemm.arguments import check_bool, shorten, to_integer
 from deep_gemm.errors import ArgumentError
-from deep_gemm.operands import check_bool, shorten, to_integer
 
 
 def use_deterministic_algorithms(is_enabled: bool) -> None:

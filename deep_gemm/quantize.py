@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from deep_gemm import cast_kernels, environment, planned
+from deep_gemm.arguments import check_flag, check_integer, check_integers, shorten
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, ShapeError
-from deep_gemm.operands import check_flag, check_integer, check_integers, check_tensor, is_fake, shorten
+from deep_gemm.operands import check_tensor, is_fake
 from deep_gemm.packing import PER_WORD, check_are_rounded, join_exponents
 from deep_gemm.recorded_calls import record
 
@@ -155,8 +156,7 @@ def per_block_cast_to_fp8(
     cast = _block_cast(x, use_ue8m0, gran_k)
     if cast is not NotImplemented:
         return cast
-    _check_options(x, use_ue8m0, gran_k)
-    gran_k = int(gran_k)
+    _, gran_k = _check_options(x, use_ue8m0, gran_k), int(gran_k)
     _check_matrices(x)
     *leading, m, n = x.shape
     rows, columns = ceil_div(m, gran_k), ceil_div(n, gran_k)

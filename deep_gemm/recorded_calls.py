@@ -1,14 +1,14 @@
 """Calls that are no problems, as lines of DG_RECORD_SHAPES: {"op": NAME, "fields": {...}}, what is at its default left
-out. Each kind of call is a tuple of what decides which kernels it needs.
+out. Each kind of call is a tuple of what decides which kernels it needs. Imports no torch.
 """
 
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeGuard
 
+from deep_gemm.arguments import shorten, to_integer
 from deep_gemm.errors import ProblemError
 from deep_gemm.fields import MAX_DIM
-from deep_gemm.operands import shorten, to_integer
 
 #: K in which rows of A of tf32_hc_prenorm_gemm start 16-byte aligned.
 K_UNIT = 8

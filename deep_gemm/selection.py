@@ -14,6 +14,7 @@ import warnings
 from typing import NamedTuple
 
 from deep_gemm import _C, environment, selector_files
+from deep_gemm.arguments import shorten
 from deep_gemm.errors import ArgumentError, DeepGemmError, DeviceError, ModelError, SelectorWarning
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.selector import Selector
@@ -182,8 +183,6 @@ def find_device(device: "_C.Device | str | None") -> "_C.Device":
         return current_device()
     named = _C.Device.known(device) if isinstance(device, str) else device
     if not isinstance(named, _C.Device):
-        from deep_gemm.operands import shorten  # imports torch
-
         raise ArgumentError(
             f"device = {shorten(device)}: must be a Device, its name or None; pass 'h200', for example."
         )

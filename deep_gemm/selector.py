@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from deep_gemm import _C
+from deep_gemm.arguments import shorten
 from deep_gemm.artifact import (
     ARRAYS,
     DTYPES,
@@ -21,7 +22,6 @@ from deep_gemm.artifact import (
 from deep_gemm.errors import ArgumentError, ProblemError
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.older_kernels import SERVED, find_serving
-from deep_gemm.operands import shorten
 
 _NUM_CONFIG_FIELDS = len(_C.CONFIG_FIELDS)
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deep_gemm import _C, cast_kernels, hc_prenorm, selection
+from deep_gemm.arguments import check_bool, check_integer, shorten
 from deep_gemm.errors import ArgumentError, DeepGemmError, DeviceError, ProblemError, WarmUpWarning
 from deep_gemm.fields import fit_rows, replace, round_sizes
 from deep_gemm.identity import read_line, take_signals
 from deep_gemm.mega import layer
-from deep_gemm.operands import check_bool, check_integer, shorten
 from deep_gemm.planned import KernelOf
 from deep_gemm.recorded_calls import CALLS, Call, ExpertLayer, PrenormCall, SwigluCast, parse_call, with_rows
 from deep_gemm.selector_files import list_skus

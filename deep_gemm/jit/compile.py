@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deep_gemm import environment
+from deep_gemm.arguments import shorten
 from deep_gemm.errors import ArgumentError, CompileError
 from deep_gemm.jit import cubin, hashing, private_folder
 from deep_gemm.jit.cubin import CompilerOutput, CubinError
 from deep_gemm.jit.nvcc import Nvcc, get_nvcc
 from deep_gemm.jit.nvrtc import Nvrtc, get_nvrtc
-from deep_gemm.operands import shorten
 
 LOG_TAIL_BYTES = 4096
 NUM_SOURCES_KEPT = 16

@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator
 from typing import IO, NamedTuple, cast
 
 from deep_gemm import _C
+from deep_gemm.arguments import check_integer
 from deep_gemm.errors import CompileError
 from deep_gemm.identity import read_line, write_line
 from deep_gemm.jit import build, generator, plain_kernels
 from deep_gemm.jit.compile import get_toolchain
-from deep_gemm.operands import check_integer
 
 MAX_CHILDREN = 32
 #: A kernel takes 0.1 to 2 s. NVCC has a limit of its own, and the child may wait for another process before.

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from deep_gemm.arguments import check_integer, shorten
 from deep_gemm.errors import ArgumentError, DeviceError, ShapeError
 from deep_gemm.group_rows import count_most_rows
 from deep_gemm.layout import get_mk_alignment_for_contiguous_layout
-from deep_gemm.operands import check_integer, shorten
 from deep_gemm.quantize import SCALE_BLOCK, align, ceil_div
 from deep_gemm.recorded_calls import MAX_CHOICES, ExpertLayer
 

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from deep_gemm import _C, cast_kernels, environment
+from deep_gemm.arguments import check_flag, shorten
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
 from deep_gemm.layout import get_mk_alignment_for_contiguous_layout
 from deep_gemm.mega import dispatch
 from deep_gemm.mega.buffer import FILLED, MADE, SymmBuffer, count_expected_rows, count_rows, count_tokens_at_once
 from deep_gemm.mega.operands import Weight, check_weights, with_row_scales
-from deep_gemm.operands import check_flag, check_plain, check_tensor, check_written, shorten
+from deep_gemm.operands import check_plain, check_tensor, check_written
 from deep_gemm.ops import FUNCTIONS
 from deep_gemm.planned import KernelOf
 from deep_gemm.quantize import SCALE_BLOCK, check_limit, swiglu_per_token_cast_to_fp8

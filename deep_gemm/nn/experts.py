@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from deep_gemm.arguments import shorten
 from deep_gemm.errors import ArgumentError, ShapeError
 from deep_gemm.nn.fused import holds_experts
 from deep_gemm.nn.grouped import Fp8GroupedLinear
@@ -11,7 +12,6 @@ from deep_gemm.nn.linear import Fp8Linear
 from deep_gemm.nn.products import check_last_dim
 from deep_gemm.nn.routing import nn_combine, nn_spread, place_contiguous, place_masked
 from deep_gemm.nn.weights import FP8
-from deep_gemm.operands import shorten
 from deep_gemm.quantize import SCALE_BLOCK, ceil_div
 
 #: Up to so many tokens, calls without gradients give every expert room for all of them.

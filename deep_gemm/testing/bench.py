@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from deep_gemm import _C
+from deep_gemm.arguments import check_integer, shorten
 from deep_gemm.errors import ArgumentError
-from deep_gemm.operands import check_gpu, check_integer, shorten
+from deep_gemm.operands import check_gpu
 
 # Larger than any L2 (an H200's has 60 MB), so that reading it leaves nothing of what was there before.
 _FLUSH_BYTES = 512 << 20

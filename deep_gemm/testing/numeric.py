@@ -2,8 +2,9 @@
 
 import torch
 
+from deep_gemm.arguments import shorten
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, ShapeError
-from deep_gemm.operands import check_numbers, shorten
+from deep_gemm.operands import check_numbers
 
 
 def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:

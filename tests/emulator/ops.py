@@ -99,7 +99,7 @@ def compare_rows(k: int, few: int, many: int) -> list[bool]:
     a, b = torch.randn(many, k).bfloat16(), torch.randn(24, k)
     deep_gemm.set_batch_invariant(True)
     try:
-        parts = hc_prenorm._cut(hc_prenorm.Shape(few, 24, k, 1), 132).parts
+        parts = hc_prenorm._cut(hc_prenorm.PrenormCall(few, 24, k, 1), 132).parts
         first, *others = (
             _run_prenorm(a[:m], b, num_splits, sms)[0]
             for m, num_splits, sms in ((few, None, 132), (many, None, 132), (many, None, 8), (few, parts, 132))
@@ -117,7 +117,7 @@ def _run_prenorm(a: torch.Tensor, b: torch.Tensor, num_splits: int | None, sms: 
     (m, k), n, lead = a.shape, len(b), () if num_splits is None else (num_splits,)
     d, squares = torch.full((*lead, m, n), torch.nan), torch.full((*lead, m), torch.nan)
     with mock.patch.object(hc_prenorm, "_get_sms", return_value=(sms, True)):
-        plan = hc_prenorm._make_plan(a, b, d, squares, hc_prenorm.Shape(m, n, k, num_splits or 1), num_splits)
+        plan = hc_prenorm._make_plan(a, b, d, squares, hc_prenorm.PrenormCall(m, n, k, num_splits or 1), num_splits)
     _run_plan(plan, a, b, d, squares)
     return torch.cat([d, squares[..., None]], -1), [math.prod(launch.grid) for launch in plan.launches]
 

@@ -56,10 +56,16 @@ MEGA_DEFECTS: Defects = {
     ],
     ("deep_gemm/recorded_calls.py", "tests/cpu/runtime/test_warm_up_calls.py"): [
         ("call.num_experts % call.num_ranks:", "False:"),
-        ("if isinstance(call, Shape) else call", ""),
+        ("if isinstance(call, PrenormCall) else call", ""),
     ],
     ("deep_gemm/warm_up.py", "tests/cpu/runtime/test_warm_up_calls.py"): [
         ("list_problems(_list_products(calls), None, target)", "list_problems(_list_products(calls), rows, target)"),
+    ],
+    ("deep_gemm/arguments.py", "tests/cpu/ops/test_operands.py tests/fault/test_native_objects.py"): [
+        ("if holds_tensor(value) else ascii(value)", "if False else ascii(value)"),
+        ("depth == 0 or any(", "any("),
+        ("isinstance(values, Sequence) or isinstance(values, (str, bytes))", "isinstance(values, Sequence)"),
+        ('isinstance(value, bool) or _is_torchs("Tensor", value)', '_is_torchs("Tensor", value)'),
     ],
     (f"{_HEADERS}/mega_place.cuh", "tests/cpu/emulator/test_emulated_mega.py"): [
         ("__popc(lanes & ((1u << lane) - 1))", "__popc(lanes & ((2u << lane) - 1))"),

@@ -118,7 +118,8 @@ def test_more_rows_than_the_product_has_are_refused():
     [
         (make(), 9, {"expected_m": 10}), (make(), 127, {"expected_m": 128}), (make(), 500, {"expected_m": 128}),
         (make(m=32), 60, {"expected_m": 32}), (make(expected_m=0), 24, {"m": 24}),
-        (make(expected_m=128), 24, {"m": 24}), (make(MASKED), 500, {"expected_m": 512}), (make(alignment=8), 500, {"m": 500}),
+        (make(expected_m=128), 24, {"m": 24}), (make(MASKED), 500, {"expected_m": 512}),
+        (make(alignment=8), 500, {"m": 500}),
     ],
 )  # fmt: skip
 def test_numbers_of_rows_as_calls_hold_them(given, rows, changed):

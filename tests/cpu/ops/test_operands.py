@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from deep_gemm import operands
+from deep_gemm import arguments, operands
 from deep_gemm.errors import ArgumentError
 
 
 @pytest.mark.parametrize("value", [True, torch.tensor(3), 2.0, "3", None, -1, 1 << 31])
 def test_what_is_no_integer(value):
     with pytest.raises(ArgumentError, match="size = "):
-        operands.check_integer("size", value)
+        arguments.check_integer("size", value)
 
 
 @pytest.mark.parametrize("values", ["12", b"12", {1, 2}, 3, [1, True], [1, [2]]])
 def test_what_is_no_list_of_integers(values):
     with pytest.raises(ArgumentError, match="sizes"):
-        operands.check_integers("sizes", values)
+        arguments.check_integers("sizes", values)
 
 
 def test_tensors_are_named_and_not_printed_wherever_they_are():
@@ -26,9 +26,9 @@ def test_tensors_are_named_and_not_printed_wherever_they_are():
     tensor = torch.ones(3)
     within = [tensor], (1, [tensor]), {"x": tensor}, {tensor: 1}, {tensor}, [[[[tensor]]]], [[[[[tensor]]]]]
     for value in (tensor, *within, endless):
-        assert operands.shorten(value) == f"an object of type {type(value).__name__}"
+        assert arguments.shorten(value) == f"an object of type {type(value).__name__}"
     for value in (3, "x", [1, 2], {"x": (1, 2)}, None):
-        assert operands.shorten(value) == ascii(value)
+        assert arguments.shorten(value) == ascii(value)
 
 
 def test_freed_memory_is_told_from_none():
@@ -55,6 +55,6 @@ def test_integers_are_told_from_everything_else():
         def __index__(self):
             raise KeyError
 
-    assert operands.to_integer(7) == operands.to_integer(np.int64(7)) == 7
+    assert arguments.to_integer(7) == arguments.to_integer(np.int64(7)) == 7
     for value in (True, np.bool_(True), 7.0, "7", None, torch.tensor(7), Raises()):
-        assert operands.to_integer(value) is None
+        assert arguments.to_integer(value) is None
