@@ -20,6 +20,7 @@ from . import logits_jobs, op_calls
 from .configs import name_job
 from .grouped_operands import list_launch_operands, make_grouped_output, prepare_grouped_c
 from .grouped_psum import PSUM_VARIANTS, list_psum_shapes, make_psum_case, with_ends
+from .grouped_variants import K_GROUPED_OPS
 from .logits_operands import make_paged, make_prefill
 from .memory import as_integers
 from .op_calls import OpCall, Operands, Outputs
@@ -169,12 +170,15 @@ def run_psum_repeats(world: World, variant, config) -> tuple[int, list[str]]:
 
 
 def list_psum_choices(variant, device) -> list:
-    """Return what the library can choose for a variant with ends; where it has no artefact, what it can for the op kind
-    with indices.
+    """Return what the library can choose for a variant with ends, as far as it fits the alignment of the shape on which
+    it is repeated; where there is no artefact, what it can for the op kind with indices.
     """
-    problem = with_ends(variant).problem()
+    problem, (shape, *_) = with_ends(variant).problem(), list_psum_shapes(variant)
     configs = list_choices(problem.op, [], device)[0] or get_portfolio(variant.op, device)[0]
-    return [config for config in configs if _C.is_legal(problem, config, device)]
+    is_fit = [variant.op in K_GROUPED_OPS or shape.alignment % config.block_m == 0 for config in configs]
+    return [
+        config for config, fits in zip(configs, is_fit, strict=True) if fits and _C.is_legal(problem, config, device)
+    ]
 
 
 def list_logits_choices(problem, device) -> list:

@@ -4,7 +4,8 @@ import pytest
 
 from deep_gemm import _C
 from tests.fakes.gpu_world import FakeWorld
-from tests.gpu import grouped_sanitizer, grouped_tiles, kernels, psum_tiles
+from tests.gpu import grouped_sanitizer, grouped_tiles, kernels, op_jobs, psum_tiles
+from tests.gpu.grouped_psum import PsumRows, list_psum_shapes, with_ends
 from tests.gpu.grouped_shapes import Masked
 from tests.gpu.grouped_tiles import NUM_GROUPS, VARIANTS
 from tests.gpu.grouped_variants import MAIN_GROUPED
@@ -94,3 +95,13 @@ def test_kernels_of_groups_with_ends_are_compiled_ahead_and_have_jobs_of_their_o
         for problem, *tiles in psum_tiles.list_psum_tile_kernels(H200)
     }
     assert needed <= compiled
+
+
+@pytest.mark.parametrize("variant", op_jobs.PSUM_REPEATED, ids=str)
+def test_choices_for_groups_with_ends_that_are_repeated_fit_their_shape(variant):
+    """A launch refuses others; tiles of masked groups are among them."""
+    found, shape = op_jobs.list_psum_choices(variant, H200), list_psum_shapes(variant)[0]
+    assert all(_C.is_legal(with_ends(variant).problem(), config, H200) for config in found) and len(found) > 5
+    if isinstance(shape, PsumRows):
+        assert not any(shape.alignment % config.block_m for config in found)
+        assert any(config.block_m < 64 for config in found)
