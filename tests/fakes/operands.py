@@ -1,7 +1,7 @@
 """Operands of the op on the CPU, and the FP64 product that its results are compared with."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -52,3 +52,14 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def forgetting(forget: Callable[[], None]) -> Iterator[None]:
+    """Call `forget`, e.g. plan.forget, before and after: no test sees another's. Between, ops compute in one thread."""
+    forget()
+    try:
+        with one_thread():
+            yield
+    finally:
+        forget()

@@ -3,14 +3,12 @@
 import pytest
 
 from deep_gemm.selection import forget_selectors
-from tests.fakes.operands import one_thread
+from tests.fakes.operands import forgetting
 
 
 @pytest.fixture
 def analytic(monkeypatch):
     """Let the heuristic alone choose, on one thread."""
     monkeypatch.setenv("DG_SELECTOR", "analytic")
-    forget_selectors()
-    with one_thread():
+    with forgetting(forget_selectors):
         yield
-    forget_selectors()

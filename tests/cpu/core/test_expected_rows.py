@@ -9,7 +9,7 @@ import deep_gemm
 from deep_gemm import _C, fields, selection
 from deep_gemm.errors import ConfigError, ProblemError
 from deep_gemm.jit import ahead, generator, kernel_set
-from tests.fakes.operands import one_thread
+from tests.fakes.operands import forgetting
 from tuner.problems.fields import get_work
 from tuner.problems.workload import Workload, make_draws, make_group_tensor
 
@@ -20,10 +20,8 @@ SIZES = {"m": 6144, "n": 4096, "k": 7168, "num_groups": 32}
 
 @pytest.fixture(autouse=True)
 def fresh_selectors():
-    selection.forget_selectors()
-    with one_thread():
+    with forgetting(selection.forget_selectors):
         yield
-    selection.forget_selectors()
 
 
 def make(op: str = PSUM, **changes) -> "_C.Problem":

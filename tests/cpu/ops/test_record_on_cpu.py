@@ -6,17 +6,15 @@ import torch
 import deep_gemm
 from deep_gemm import _C, plan, warm_up
 from deep_gemm.recorded_calls import PrenormCall
-from tests.fakes.operands import make_operands, one_thread
+from tests.fakes.operands import forgetting, make_operands
 from tests.gpu.logits_operands import make_prefill
 
 
 @pytest.fixture(autouse=True)
 def fresh():
     """Forget what other tests recorded, before and after."""
-    plan.forget()
-    with one_thread():
+    with forgetting(plan.forget):
         yield
-    plan.forget()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.fakes import stub_driver
 from tests.fakes.compiler import install_counting_nvcc, read_compiled
 from tests.fakes.cuda_tensors import make_tensor, use_fakes
 from tests.fakes.grouped_calls import call_masked
-from tests.fakes.operands import one_thread
+from tests.fakes.operands import forgetting
 from tests.fakes.stub_operands import view
 from tests.gpu.mega_operands import choose, fill, link_buffers, make_weights, prepare
 
@@ -51,10 +51,8 @@ needs_exchange = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def fresh():
     """Forget what other tests recorded, before and after."""
-    plan.forget()
-    with one_thread():
+    with forgetting(plan.forget):
         yield
-    plan.forget()
 
 
 def compile_with(folder: str) -> None:
