@@ -6,6 +6,7 @@
 #include "core/bindings.hpp"
 #include "core/config.hpp"
 #include "core/error.hpp"
+#include "core/legality.hpp"
 #include "core/problem.hpp"
 #include "core/py_integers.hpp"
 
@@ -275,6 +276,7 @@ void bind_config(py::module_& m) {
     for (const ConfigField& field : kConfigFields)
         config.def_property_readonly(
             field.name, [&field](const Config& self) { return self.*field.member; }, field.meaning);
+    config.def_property_readonly("column_side", &column_side, "The side of the tile that the MMA's columns take.");
     config
         .def("as_dict", &config_dict, "with_defaults"_a = true,
              "Return all fields, or only those that are not at their default.")

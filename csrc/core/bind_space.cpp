@@ -90,6 +90,8 @@ void bind_legality(py::module_& m) {
         "Return the only legal block_k of an op kind. Raises: ProblemError.");
     m.def("smem_bytes", &smem_bytes, "problem"_a, "config"_a, "Return the dynamic shared memory of one CTA in bytes.");
     m.def("num_threads", &num_threads, "problem"_a, "config"_a, "Return the threads of one CTA.");
+    m.def("columns_per_warpgroup", &columns_per_warpgroup, "config"_a,
+          "Return the columns of the MMA that one math warpgroup of a product holds.");
     m.def("logits_columns", &logits_columns, "problem"_a, "config"_a,
           "Return the columns of the WGMMA of a kernel of attention logits.");
     m.def("logits_query_stages", &logits_query_stages, "problem"_a, "config"_a,
@@ -108,8 +110,9 @@ void bind_legality(py::module_& m) {
           "Return every config that get_candidates can return on `device` for some problem of `problem`'s variant.");
 }
 
-// At worst all late tiles of a recipe are in front: 128x152, alone and in a cluster.
-constexpr size_t kNumRankedForPick = 4;
+// At worst all late tiles of a recipe are in front: of two vectors 128x152, alone and in a cluster, 64x224 and 64x256;
+// with another ring, or split, they are behind other tiles.
+constexpr size_t kNumRankedForPick = 8;
 
 void bind_heuristic(py::module_& m) {
     m.def(
@@ -175,21 +178,28 @@ void bind_config_features(py::module_& m) {
     py::list late_kinds;
     for (const LateKind& kind : kLateKinds) late_kinds.append(py::make_tuple(kind.name, kind.feature, kind.least));
     m.attr("LATE_KINDS") = py::tuple(late_kinds);
+    m.attr("TRAINED_SLACK") = kTrainedSlack;
+    m.def("has_seen", &has_seen, "low"_a, "high"_a, "least"_a,
+          "Return whether rows with at least `least` of a feature were among those of trees whose widened hull is "
+          "low..high.");
     m.def(
         "get_shortlist",
-        [](const Problem& problem, const Device& device, size_t count, bool adds, bool pairs) {
+        [](const Problem& problem, const Device& device, size_t count, bool adds, bool pairs, bool beside) {
             std::vector<Config> configs;
-            for (const AnalyticChoice& one : make_legal_shortlist(
-                     problem, device, std::clamp<size_t>(count, 1, kMaxCandidates), {.adds = adds, .pairs = pairs}))
+            for (const AnalyticChoice& one :
+                 make_legal_shortlist(problem, device, std::clamp<size_t>(count, 1, kMaxCandidates),
+                                      {.adds = adds, .pairs = pairs, .beside = beside}))
                 configs.push_back(one.config);
             return configs;
         },
-        "problem"_a, "device"_a, "count"_a, py::kw_only(), "adds"_a = true, "pairs"_a = true,
+        "problem"_a, "device"_a, "count"_a, py::kw_only(), "adds"_a = true, "pairs"_a = true, "beside"_a = true,
         "Return what the learned choice chooses from, `count` configs: the candidates with the smallest predicted "
         "times, "
         "best first, each with the knobs of the main loop that the heuristic gives it and, where it gives some, also "
-        "without; the first is the heuristic's choice. Left out are, unless `adds`, BF16 configs that add by TMA, and, "
-        "unless `pairs`, pairs along m of contiguous groups: kinds that the trees do not know. Raises: DeviceError.");
+        "without; the first is the heuristic's choice. Left out are, unless `adds`, BF16 configs that add by TMA, "
+        "unless `pairs`, pairs along m of contiguous groups, and, unless `beside`, FP8 tiles whose math warpgroups "
+        "stand "
+        "side by side: kinds that the trees do not know. Raises: DeviceError.");
     m.def("config_feature_names", &config_feature_names, "Return the names of the columns of get_config_features.");
     m.def(
         "get_config_features",

@@ -12,8 +12,9 @@ namespace deep_gemm {
 namespace {
 
 constexpr int kBlockMs[] = {64, 128, 256};
-// Multiples of 8 up to 72, where narrow shapes need fine steps, then widths that fill the waves of common weights. Only
-// BF16 has those that meet three B scales or need too many registers for FP8. Narrower ones lose to swapped tiles.
+// Multiples of 8 up to 72, where narrow shapes need fine steps, then widths that fill the waves of common weights. FP8
+// leaves out those that meet three B scales or need too many registers, but has 64 rows by 224 and 256 columns, by two
+// math warpgroups side by side. Narrower ones lose to swapped tiles.
 constexpr int kBlockNs[] = {32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 136, 144, 160, 176, 192, 208, 224, 256};
 // Two vectors of scales alone: of 66 products in groups of K 128x152 is the best tile of 27, by up to 6 % (H100). With
 // it the heuristic loses 4.9 % (6.7 without), on 14 dense ones 3.5 (3.2).
@@ -126,8 +127,8 @@ bool spills_in_pairs(const Problem& variant, const Config& config) {
     return is_pair && config.block_m == 128 && config.block_n > 208 && is_plain && variant.d_dtype == DDtype::kFp32;
 }
 
-// Tiles that fit the registers by the estimate, but that the compiler spilled. FP8 tiles with scales in a ring: the
-// widest of 64 rows; with two vectors, 128 bytes a thread where C is loaded into the D tile, 48 in the widest with a
+// Tiles that fit the registers by the estimate, but that the compiler spilled. FP8 tiles with scales in a ring: 64x144
+// with block scales; with two vectors, 128 bytes a thread where C is loaded into the D tile, 48 in the widest with a
 // queue of tiles. BF16: the widest tile of masked, batched and summed kernels, and of kernels for groups of K that
 // store directly without reading C.
 bool spills(const Problem& variant, const Config& config) {
@@ -153,6 +154,11 @@ std::vector<int> list_block_ns(const Problem& variant, int block_m) {
         widths.insert(std::upper_bound(widths.begin(), widths.end(), kVectorBlockN), kVectorBlockN);
     return widths;
 }
+
+// Tiles whose warpgroups stand side by side waste fewer rows than those of 128: the heuristic loses less with them
+// (docs/kernels.md). Up to 64 rows they lose to others, so the pruning leaves them out there. Dense products, which
+// gain as much, are to have them with their next sweep; other op kinds were not timed with them.
+bool takes_beside(const OpKind& kind) { return kind.has_room(); }
 
 // Whether tiles of 256 rows have this width.
 bool is_tall_width(const Problem& variant, int block_n) {
@@ -182,6 +188,7 @@ void append_plain(std::vector<Config>& space, const Problem& variant, const Devi
                                     .block_k = stage_k(variant.op),
                                     .cluster_m = cluster_m,
                                     .cluster_n = cluster_n};
+                if (is_beside(config) && !takes_beside(op_kind(variant.op))) continue;
                 if (!spills(variant, config)) append_rings(space, variant, config, device);
             }
 }

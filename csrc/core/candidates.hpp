@@ -18,7 +18,7 @@ inline constexpr size_t kMaxCandidates = 176;
 // Tiles that became candidates after the features of the heuristic's revision were frozen (find_feature_pick).
 inline constexpr bool is_late_tile(const Config& config) {
     const auto has_sides = [&](int m, int n) { return config.block_m == m && config.block_n == n; };
-    return has_sides(256, 112) || has_sides(128, 152) || (has_sides(64, 48) && config.split_k > 1);
+    return has_sides(256, 112) || has_sides(128, 152) || (has_sides(64, 48) && config.split_k > 1) || is_beside(config);
 }
 
 // The union of all candidates of problems of `variant`'s variant, legal on `device` when all its SMs may be used. In a
@@ -59,6 +59,7 @@ struct Pruning {
  private:
     bool keeps_plain(const Config& config) const {
         if (config.block_n > cover_n || (config.block_m > 64 && m <= config.block_m / 2)) return false;
+        if (is_beside(config) && m <= config.block_m) return false;
         if (config.block_m * config.block_n < kSmallTile && config.block_n < cover_n &&
             num_tiles(config) > kMaxSmallWaves * sms)
             return false;

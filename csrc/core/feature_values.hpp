@@ -47,7 +47,8 @@ inline double portable_log2(double x) {
 
 inline double log2_alignment(int64_t value) { return double(std::countr_zero(uint64_t(value | kMaxAlignment))); }
 
-// Share of the column tiles that touch two B-scale blocks: the 128-column boundaries that fall inside a tile.
+// The boundaries of B-scale blocks, 128 columns each, inside a column tile, on average: of tiles that touch two blocks
+// at most the share that touch two. 64x224 touches up to three.
 inline double two_scale_share(int64_t n, int block_n, int64_t n_tiles) {
     const int64_t common = int64_t(kScaleBlock / scale_start_step(block_n)) * block_n;
     const int64_t inside = (n - 1) / kScaleBlock - (n - 1) / common;

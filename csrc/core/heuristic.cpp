@@ -73,6 +73,7 @@ bool has_own_rows(const OpKind& kind) { return kind.k_is_divided() || kind.is_ba
         device.name + ": no config is legal on this device; the kernels need a Hopper GPU (compute capability 9.0)");
 }
 
+// Tiles whose warpgroups stand side by side get the loop, too, but are rated without it.
 bool takes_vector_loop(const Config& config) {
     return config.swap_ab == 0 && config.block_m == 128 && config.block_n >= kMinVectorLoopColumns &&
            config.block_n <= kMaxVectorLoopColumns;
@@ -191,7 +192,8 @@ Estimator::Estimator(const Problem& problem, const Device& device, const Heurist
 
 // One K step of a tile on the tensor cores, promotion and scales included.
 double Estimator::mma_ns(const Config& config, const TileFacts& facts) const {
-    const int rows = row_side(config), columns = column_side(config);
+    // Warpgroups that stand side by side multiply as those of a tile of twice the rows and half the columns.
+    const int rows = rows_per_warpgroup(config) * math_warpgroups(config), columns = columns_per_warpgroup(config);
     if (!is_fp8(problem_.op)) return rates_.bf16_base_ns + rates_.bf16_slope_ns * columns * (rows / 64);
     double mma = rows == 64    ? rates_.step_base_64_ns + rates_.step_slope_64_ns * columns
                  : rows == 128 ? rates_.step_base_128_ns + rates_.step_slope_128_ns * columns

@@ -10,6 +10,7 @@
 #include "core/config.hpp"
 #include "core/device.hpp"
 #include "core/heuristic_rates.hpp"
+#include "core/legality.hpp"
 #include "core/problem.hpp"
 #include "core/row_draws.hpp"
 #include "core/tile_facts.hpp"
@@ -134,45 +135,58 @@ struct AnalyticChoice {
 };
 
 // The candidates with the smallest predicted times, at most `count` >= 1, best first, the earlier of equals first,
-// without the knobs of loop_rule.hpp: the first one is the tile of choose_analytic's. Throws Error(kDevice) where no
-// config is legal.
+// without the knobs of loop_rule.hpp: the first one is the tile of get_analytic_config's. Throws Error(kDevice) where
+// no config is legal.
 std::vector<AnalyticChoice> rank_candidates(const Problem& problem, const Estimator& estimator, const Device& device,
                                             size_t count);
 
 // Kinds of configs that became candidates later than the first artefacts, and whether trees know them. Trees are not
 // asked about a kind of which they saw no row.
 struct LateKinds {
-    bool adds = true, pairs = true;  // of BF16 those that add by TMA; of contiguous groups those in pairs along m
+    // Of BF16 those that add by TMA; of contiguous groups those in pairs along m; of FP8 those whose math warpgroups
+    // stand side by side.
+    bool adds = true, pairs = true, beside = true;
 
     bool has(const Problem& problem, const Config& config) const;
 };
 
-// A kind: its name, the field of a config (and feature) that tells it from the value `least` on, and in which products
-// it came late.
+// A kind: its name; the feature that tells it, from the value `least` on, and that feature of a config; and in which
+// products it came late. Other FP8 tiles with as many columns as those side by side do not fit the registers.
 struct LateKind {
     const char* name;
     bool LateKinds::* is_known;
     const char* feature;
-    int32_t Config::* member;
+    int32_t (*value)(const Config&);
     int32_t least;
     bool (*is_late)(const OpKind&);
 };
 inline constexpr LateKind kLateKinds[] = {
-    {"adds", &LateKinds::adds, "reduce_add", &Config::reduce_add, 1, [](const OpKind& kind) { return !kind.is_fp8; }},
-    {"pairs", &LateKinds::pairs, "cluster_m", &Config::cluster_m, 2,
+    {"adds", &LateKinds::adds, "reduce_add", [](const Config& config) { return config.reduce_add; }, 1,
+     [](const OpKind& kind) { return !kind.is_fp8; }},
+    {"pairs", &LateKinds::pairs, "cluster_m", [](const Config& config) { return config.cluster_m; }, 2,
      [](const OpKind& kind) { return kind.m_is_shared(); }},
+    {"beside", &LateKinds::beside, "column_side", [](const Config& config) { return int32_t(column_side(config)); },
+     kMaxColumnsOfOne + 1, [](const OpKind& kind) { return kind.is_fp8 && !kind.is_logits(); }},
 };
+
+// Whether rows with at least `least` of a feature of whole numbers were among those of trees, by the hull of these rows
+// as it is stored: widened on either side by this share of its extent (tuner/learn/learner.py).
+inline constexpr double kTrainedSlack = 0.5;
+inline bool has_seen(double low, double high, double least) {
+    const double highest = high - (high - low) * kTrainedSlack / (1.0 + 2.0 * kTrainedSlack);
+    return highest > least - 0.25;  // bounds are rounded
+}
 
 inline bool LateKinds::has(const Problem& problem, const Config& config) const {
     for (const LateKind& kind : kLateKinds)
-        if (!(this->*kind.is_known) && config.*kind.member >= kind.least && kind.is_late(op_kind(problem.op)))
+        if (!(this->*kind.is_known) && kind.value(config) >= kind.least && kind.is_late(op_kind(problem.op)))
             return false;
     return true;
 }
 
 // The first of rank_candidates, each with the knobs of loop_rule.hpp and, where that differs, also without (BF16 groups
 // of K that are added onto C with and without reduce_add), `count` >= 1 configs in all, those of unknown kinds left
-// out: what the learned choice chooses from. The first one is choose_analytic's, or what stands behind it.
+// out: what the learned choice chooses from. The first one is get_analytic_config's, or what stands behind it.
 std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimator& estimator, const Device& device,
                                            size_t count, const LateKinds& known = {});
 
@@ -180,11 +194,8 @@ std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimat
 // kHeuristicRevision were frozen. Trees of this revision must see the same numbers, whatever tiles come later.
 const AnalyticChoice& find_feature_pick(const std::vector<AnalyticChoice>& ranked);
 
-// The candidate with the smallest predicted time, the first of equals, with the knobs of loop_rule.hpp; throws
-// Error(kDevice) where no config is legal.
-AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimator, const Device& device);
-// make_shortlist with an estimator of its own, and its first config; where a masked problem's tiles serve
-// (find_masked_twin), of that one, as far as they fit the alignment.
+// make_shortlist with an estimator of its own, and its first config, the heuristic's choice; where a masked problem's
+// tiles serve (find_masked_twin), of that one, as far as they fit the alignment.
 std::vector<AnalyticChoice> make_legal_shortlist(const Problem& problem, const Device& device, size_t count,
                                                  const LateKinds& known = {});
 Config get_analytic_config(const Problem& problem, const Device& device);

@@ -24,7 +24,7 @@ struct HeuristicRates {
     double step_slope_64_ns = 1.316;
     double step_slope_128_ns = 1.314;
     double step_slope_256_ns = 5.263;
-    double two_scale_fraction = 0.1441;     // extra cost of a step where the tile can touch two B scales
+    double two_scale_fraction = 0.1441;     // extra cost of a step where a math warpgroup can touch two B scales
     double unpipelined_fraction = 0.03376;  // extra cost of a step without two partial accumulators
     double cluster_step_ns = 48.51;         // waiting for the peer, once a step
     double epilogue_base_ns = 505.2;        // per tile: last promotion, barrier, store; not overlapped with MMAs

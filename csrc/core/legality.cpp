@@ -20,6 +20,8 @@ constexpr int kRegisterOverhead = 40, kPipelinedRegisterOverhead = 16, kPeerRegi
 // one, 14.5 with two).
 constexpr int kMaxPipelinedColumnsOneWarpgroup = 144, kMaxPipelinedColumnsTwoWarpgroups = 128;
 constexpr int kMaxPipelinedScaledColumns = 128, kMaxPipelinedSwappedColumns = 32;
+static_assert(kMaxColumnsOfOne == kRegisterLimitOneWarpgroup - kRegisterOverhead,
+              "one warpgroup takes as many columns as its registers, for each a half of two accumulators");
 constexpr int kMaxHeldRegisters = 176;  // accumulators and column scales; beyond it promotion reads the scales late
 constexpr int kRegisterUnit = 8;        // a thread's registers are allocated in steps of this
 
@@ -35,6 +37,7 @@ enum class Rule {
     kRows,
     kColumns,
     kBlockK,
+    kHalfColumns,
     kStages,
     kCluster,
     kClusterSwap,
@@ -77,8 +80,10 @@ Rule broken_tile_rule(const Problem& problem, const Config& config) {
     if (rows != 64 && rows != 128 && rows != 256) return Rule::kRows;
     if (columns < 8 || columns > kMaxColumns || columns % 8 != 0) return Rule::kColumns;
     if (config.block_k != stage_k(problem.op)) return Rule::kBlockK;
+    if (columns_per_warpgroup(config) % 8 != 0) return Rule::kHalfColumns;
     if (config.num_stages < kMinStages || config.num_stages > kMaxStages) return Rule::kStages;
-    if (has_two_scales(problem, config) && max_b_scale_blocks(config.block_n) > 2) return Rule::kScaleBlocks;
+    if (has_two_scales(problem, config) && max_b_scale_blocks(columns_per_warpgroup(config)) > 2)
+        return Rule::kScaleBlocks;
     return Rule::kNone;
 }
 
@@ -120,7 +125,7 @@ struct HeldRegisters {
 };
 
 HeldRegisters held_registers(const Problem& problem, const Config& config) {
-    const int columns = column_side(config), partials = is_pipelined(problem, config) ? 2 : 1;
+    const int columns = columns_per_warpgroup(config), partials = is_pipelined(problem, config) ? 2 : 1;
     return {(mmas_per_warpgroup(config) + partials) * columns / 2,
             has_column_scales(problem, config) ? partials * columns / 4 : 0, config.loop == 0};
 }
@@ -212,6 +217,9 @@ std::string describe(Rule rule, const Problem& problem, const Config& config, co
             return clause("block_k", config.block_k,
                           "must be " + std::to_string(stage_k(problem.op)) + " for " +
                               std::string(op_name(problem.op)) + ", 128 bytes; use it");
+        case Rule::kHalfColumns:
+            return clause("block_n", config.block_n,
+                          "two math warpgroups take half of the columns each, in steps of 8; choose a multiple of 16");
         case Rule::kStages:
             return clause("num_stages", config.num_stages, "must be within 2..32; choose such a number");
         case Rule::kAlignment:
@@ -221,7 +229,7 @@ std::string describe(Rule rule, const Problem& problem, const Config& config, co
         case Rule::kMajorTile: return "an MN-major operand needs a tile side in steps of 64; choose another tile";
         case Rule::kScaleBlocks:
             return clause("block_n", config.block_n,
-                          "a tile may touch at most two 128-column scale blocks; choose another width");
+                          "a math warpgroup may touch at most two 128-column scale blocks; choose another width");
         case Rule::kRegisters:
             return clause("registers", estimate_registers(problem, config),
                           "more than a math thread has; choose a smaller tile");
@@ -272,9 +280,10 @@ bool is_staged(const Problem& problem, const Config& config) {
 
 bool is_pipelined(const Problem& problem, const Config& config) {
     if (!is_fp8(problem.op) || rows_per_warpgroup(config) != 64 || config.loop != 0) return false;
+    const int columns = columns_per_warpgroup(config);
     if (has_column_scales(problem, config))
-        return column_side(config) <= (config.swap_ab != 0 ? kMaxPipelinedSwappedColumns : kMaxPipelinedScaledColumns);
-    return column_side(config) <=
+        return columns <= (config.swap_ab != 0 ? kMaxPipelinedSwappedColumns : kMaxPipelinedScaledColumns);
+    return columns <=
            (math_warpgroups(config) == 1 ? kMaxPipelinedColumnsOneWarpgroup : kMaxPipelinedColumnsTwoWarpgroups);
 }
 
@@ -288,8 +297,8 @@ int estimate_registers(const Problem& problem, const Config& config) {
     return held.accumulators + (held.are_scales_late() ? 0 : held.scales) + overhead + peers;
 }
 
-int max_b_scale_blocks(int block_n) {
-    return (block_n + kScaleBlock - scale_start_step(block_n) + kScaleBlock - 1) / kScaleBlock;
+int max_b_scale_blocks(int width) {
+    return (width + kScaleBlock - scale_start_step(width) + kScaleBlock - 1) / kScaleBlock;
 }
 
 int32_t usable_sms(const Problem& problem, const Device& device) {

@@ -70,10 +70,25 @@ inline constexpr int d_element_bytes(const Problem& problem) { return problem.d_
 inline constexpr int row_side(const Config& config) { return config.swap_ab != 0 ? config.block_n : config.block_m; }
 inline constexpr int column_side(const Config& config) { return config.swap_ab != 0 ? config.block_m : config.block_n; }
 
-// Number of math warpgroups, rows of the MMA's row side that one of them owns, its MMAs of 64 rows per K step, and
-// threads of a CTA (with the producer warpgroup).
-inline constexpr int math_warpgroups(const Config& config) { return row_side(config) == 64 ? 1 : 2; }
-inline constexpr int rows_per_warpgroup(const Config& config) { return row_side(config) / math_warpgroups(config); }
+// Whether two math warpgroups stand side by side, each with half of the columns: FP8 tiles of 64 rows that are too wide
+// for the registers of one. Others stand one below the other.
+inline constexpr int kMaxColumnsOfOne = 208;
+inline constexpr bool is_beside(const Config& config) {
+    return config.block_k == kBlockK && config.swap_ab == 0 && config.block_m == 64 &&
+           config.block_n > kMaxColumnsOfOne;
+}
+
+// Number of math warpgroups, rows and columns of the MMA's sides that one of them owns, its MMAs of 64 rows per K step,
+// and threads of a CTA (with the producer warpgroup).
+inline constexpr int math_warpgroups(const Config& config) {
+    return row_side(config) == 64 && !is_beside(config) ? 1 : 2;
+}
+inline constexpr int rows_per_warpgroup(const Config& config) {
+    return is_beside(config) ? row_side(config) : row_side(config) / math_warpgroups(config);
+}
+inline constexpr int columns_per_warpgroup(const Config& config) {
+    return is_beside(config) ? column_side(config) / 2 : column_side(config);
+}
 inline constexpr int mmas_per_warpgroup(const Config& config) { return rows_per_warpgroup(config) / 64; }
 inline constexpr int num_threads(const Problem& problem, const Config& config) {
     return is_logits(problem) ? logits_threads(config) : 128 + 128 * math_warpgroups(config);
@@ -126,17 +141,18 @@ int64_t smem_bytes(const Problem& problem, const Config& config);
 // The same without the second D tile: the feature of configs, so that trees from before there was one hold.
 int64_t smem_bytes_of_one_d_tile(const Problem& problem, const Config& config);
 
-// Tiles start at multiples of block_n, so inside a scale block at multiples of this: gcd(block_n, 128), its lowest set
-// bit.
-inline constexpr int scale_start_step(int block_n) { return std::min(block_n & -block_n, kScaleBlock); }
+// Tiles, and parts of them side by side, start at multiples of their width, so inside a scale block at multiples of
+// this: gcd(width, 128), its lowest set bit.
+inline constexpr int scale_start_step(int width) { return std::min(width & -width, kScaleBlock); }
 
-// Most B-scale blocks of 128 columns that one tile can touch; the worst start is the last one.
-int max_b_scale_blocks(int block_n);
+// Most B-scale blocks of 128 columns that a tile, or a math warpgroup's part of one, can touch with this width; the
+// worst start is the last one.
+int max_b_scale_blocks(int width);
 
-// Whether a tile can touch two B scales of 1d2d along the columns of the MMA.
+// Whether a math warpgroup can touch two B scales of 1d2d along the columns of the MMA.
 inline bool has_two_scales(const Problem& problem, const Config& config) {
     const bool is_plain_1d2d = has_scale_vectors(problem) && problem.recipe == Recipe::k1d2d && config.swap_ab == 0;
-    return is_plain_1d2d && max_b_scale_blocks(config.block_n) > 1;
+    return is_plain_1d2d && max_b_scale_blocks(columns_per_warpgroup(config)) > 1;
 }
 
 bool is_legal(const Problem& problem, const Config& config, const Device& device);

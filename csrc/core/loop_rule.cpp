@@ -15,6 +15,8 @@ constexpr int64_t kEarlyScaleWarpSteps = 16;  // for most of them, see pays_scal
 constexpr int kMaxScaleWarpColumns = 144;     // of 64 rows: 64x160 and 64x192 lose 1.5 % (sweeps, 525)
 constexpr int64_t kMinVectorSteps = 8;        // columns have scales of their own, D is FP32: 8 to 13 % won at 8 and 10
 constexpr int64_t kMinHalfVectorSteps = 32;   // and where D is BF16
+constexpr int64_t kMinWideBesideSteps = 8;    // 64x256, see pays_loop_beside
+constexpr int64_t kMinBesideSteps = 16;       // and 64x224
 constexpr int64_t kMinNarrowLoopSteps = 60;   // 128x80 where K ends within a round
 constexpr int64_t kMinHalfAddSteps = 20;      // BF16
 constexpr int64_t kMinWideAddSteps = 16;      // FP8 tiles wider than the next; with fewer they lose 6 to 28 %
@@ -81,11 +83,23 @@ bool fits_rounds(const Problem& problem, const Config& config, int64_t steps) {
     return config.block_m != 256 || is_tall(config) || (config.block_n == 64 && is_dense(problem) && is_swept(problem));
 }
 
+// Tiles of 64 rows whose warpgroups stand side by side, with the scale warp, in whole rounds or not (H200, one
+// comparison): 64x256 0.96 to 0.98 (105 dense products of 8 to 128 steps, 40 masked ones), with fewer steps 1.00;
+// 64x224 dense 0.98 from 16 steps on (67), with fewer 1.00 to 1.04, masked 1.00 to 1.02. Timed with MN-major scales and
+// a BF16 D alone.
+bool pays_loop_beside(const Problem& problem, const Config& config, int64_t steps) {
+    if (problem.recipe != Recipe::k1d2d) return pays_vector_loop(problem, steps);
+    if (has_scale_ring(problem) && kRingSteps % config.num_stages != 0) return false;  // no round is whole
+    if (config.block_n == kMaxColumns) return steps >= kMinWideBesideSteps;
+    return is_dense(problem) && steps >= kMinBesideSteps;
+}
+
 // 128x64 5 %, 128x96 2 % (dense single CTAs: with fewer than 32 steps), 128x192 with the scale warp 4 to 6 %, 256x128
 // with it and the barrier 1 to 5 % faster, 256x112 1 to 13 %. Tiles of one warpgroup lose up to 6 %. Where columns have
 // scales of their own, 5 to 17 % faster from 32 steps on, whether tiles end with a round or not; with 8 to 16 steps an
 // FP32 D gains as much, a BF16 D between 5 % won and 4 % lost.
 bool pays_loop(const Problem& problem, const Config& config, int64_t steps) {
+    if (is_beside(config)) return config.split_k == 1 && pays_loop_beside(problem, config, steps);
     if (!has_two_warpgroups(config) || config.split_k > 1 || gains_without_loop(problem, config, steps)) return false;
     if (problem.recipe == Recipe::k1d1d && config.block_n < kMinVectorLoopColumns && config.block_m == 128)
         return false;
@@ -116,6 +130,7 @@ bool pays_scale_warp_alone(const Problem& problem, const Config& config, int64_t
 bool pays_scale_warp(const Problem& problem, const Config& config, int64_t steps) {
     if (config.swap_ab != 0) return false;
     if (math_warpgroups(config) == 1) return pays_scale_warp_of_one(problem, config, steps);
+    if (is_beside(config)) return config.loop != 0;
     if (pays_scale_warp_alone(problem, config, steps)) return true;
     const bool is_narrow = config.block_n < 128 && !is_tall(config) && (!is_masked(problem) || config.block_m == 256);
     return steps >= kMinSteps && !is_narrow && (config.block_n <= 128 || config.loop != 0);

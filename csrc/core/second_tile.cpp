@@ -19,7 +19,7 @@ constexpr double kChoiceUs = 0.5;
 constexpr double kLeastGain = 0.02;
 // By this a round of the second tile counts as longer, so that the first one is taken where they tie.
 constexpr double kMargin = 1.02;
-// The tiles that stand beside others, so that kernels of two tiles stay few: by the estimate with which they were
+// The tiles that may be second ones, so that kernels of two tiles stay few: by the estimate with which they were
 // chosen, before that of unfilled rounds, these gain 1.9 and 2.0 % of the time over all problems of one to four groups
 // of 64 to 1,024 rows (BF16 and FP8), where any candidates would gain 2.3 and 2.4.
 struct Sides {
@@ -28,7 +28,7 @@ struct Sides {
 constexpr Sides kSecondTiles[] = {{64, 64, 0},   {64, 128, 0},  {64, 192, 0}, {128, 128, 0},
                                   {128, 192, 0}, {128, 256, 0}, {80, 128, 1}, {112, 128, 1}};
 
-bool may_stand_beside(const Config& tile) {
+bool may_be_second(const Config& tile) {
     return std::any_of(std::begin(kSecondTiles), std::end(kSecondTiles), [&](const Sides& sides) {
         return tile.block_m == sides.m && tile.block_n == sides.n && tile.swap_ab == sides.swap;
     });
@@ -168,7 +168,7 @@ std::optional<Config> find_second_tile(const Problem& problem, const Config& fir
     double least_us = own.mean_us() * (1.0 - kLeastGain) - kChoiceUs;
     std::optional<Config> best;
     for_each_candidate(problem, device, Space(problem, device), [&](const SpaceTile& tile) {
-        if (!may_stand_beside(tile.config)) return;
+        if (!may_be_second(tile.config)) return;
         const Config second = with_loop_knobs_of_tile(problem, tile.config, device, estimator.k_steps());
         if (!second_tile_reason(problem, first, second).empty()) return;
         const double mean_us = own.mean_with(RatedTile(problem, estimator, tiler, tile.config));

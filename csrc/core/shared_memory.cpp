@@ -9,14 +9,18 @@ namespace {
 
 int scale_ring_buffers(const Problem& problem, const Config& config) {
     if (!has_scale_ring(problem)) return 0;
-    return row_side(config) == 64 ? 4 : 2;
+    return math_warpgroups(config) == 1 ? 4 : 2;
 }
+
+// Block scales of B for which a plain tile has room: two, or as many as one can meet whose warpgroups stand side by
+// side.
+int count_blocks(const Config& config) { return is_beside(config) ? max_b_scale_blocks(config.block_n) : 2; }
 
 // Most B scales that one K step of a tile needs in its stage.
 int64_t b_scales(const Problem& problem, const Config& config) {
     if (config.scale_warp != 0) return 0;
     if (problem.recipe == Recipe::k1d1d) return config.block_n;
-    return config.swap_ab != 0 ? std::max(1, config.block_n / kScaleBlock) : 2;
+    return config.swap_ab != 0 ? std::max(1, config.block_n / kScaleBlock) : count_blocks(config);
 }
 
 int64_t stage_scale_bytes(const Problem& problem, const Config& config) {
@@ -25,20 +29,21 @@ int64_t stage_scale_bytes(const Problem& problem, const Config& config) {
 }
 
 int64_t scale_ring_bytes(const Problem& problem, const Config& config) {
-    const int64_t pitch = int64_t(config.block_m) + (problem.recipe == Recipe::k1d1d ? config.block_n : 2);
+    const int64_t pitch =
+        int64_t(config.block_m) + (problem.recipe == Recipe::k1d1d ? config.block_n : count_blocks(config));
     return align_up(scale_ring_buffers(problem, config) * kRingSteps * 4 * pitch, 128);
 }
 
-// Buffers of block scales of up to two blocks, and their barriers.
+// Buffers of block scales, and their barriers.
 int64_t block_buffer_bytes(const Config& config) {
-    return config.scale_warp != 0 ? int64_t(kBlockBuffers) * 2 * kBlockSteps * 4 : 0;
+    return config.scale_warp != 0 ? int64_t(kBlockBuffers) * count_blocks(config) * kBlockSteps * 4 : 0;
 }
 int block_barriers(const Config& config) { return config.scale_warp != 0 ? 2 * kBlockBuffers : 0; }
 
 // What the other CTAs of a split send: a CTA adds up its share of the columns, 16 bytes a thread and 8 columns.
 int64_t receive_bytes(const Config& config) {
     if (config.split_k <= 1) return 0;
-    const int64_t groups = column_side(config) / 8;
+    const int64_t groups = columns_per_warpgroup(config) / 8;
     return config.split_k * ((groups + config.split_k - 1) / config.split_k) * 128 * math_warpgroups(config) * 16;
 }
 

@@ -22,8 +22,9 @@ std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimat
                                            size_t count, const LateKinds& known) {
     std::vector<AnalyticChoice> shortlist;
     shortlist.reserve(count + 1);
-    // Fewer than half of the first candidates are pairs: each has a single tile before it.
-    const size_t ranked = known.pairs ? count : std::min(2 * count, kMaxCandidates);
+    // Fewer than half of the first candidates are pairs: each has a single tile before it. At most four tiles have
+    // their warpgroups side by side, of two widths: among eight is another one.
+    const size_t ranked = known.pairs && known.beside ? count : std::clamp<size_t>(2 * count, 8, kMaxCandidates);
     for (const AnalyticChoice& tile : rank_candidates(problem, estimator, device, ranked)) {
         if (!known.has(problem, tile.config)) continue;
         const Config knobs = with_loop_knobs_of_tile(problem, tile.config, device, estimator.k_steps());
@@ -45,10 +46,6 @@ const AnalyticChoice& find_feature_pick(const std::vector<AnalyticChoice>& ranke
     const auto is_early = [](const AnalyticChoice& choice) { return !is_late_tile(choice.config); };
     const auto found = std::find_if(ranked.begin(), ranked.end(), is_early);
     return found == ranked.end() ? ranked.front() : *found;
-}
-
-AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimator, const Device& device) {
-    return make_shortlist(problem, estimator, device, 1).front();
 }
 
 std::vector<AnalyticChoice> make_legal_shortlist(const Problem& problem, const Device& device, size_t count,

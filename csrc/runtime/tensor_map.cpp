@@ -105,9 +105,10 @@ struct Slab {
 };
 
 Slab find_slab(const Config& config, int64_t element) {
-    const int64_t columns = config.swap_ab != 0 ? int64_t(kWaveRows) : config.block_n,
+    const int64_t columns = config.swap_ab != 0 ? int64_t(kWaveRows) : columns_per_warpgroup(config),
                   fitting = std::gcd(columns * element, kSwizzleBytes);
-    const bool is_whole = fitting < 32 || (fitting == 32 && (config.block_m > 64 || columns > 128));
+    const bool is_tall = config.block_m > 64 || is_beside(config);
+    const bool is_whole = fitting < 32 || (fitting == 32 && (is_tall || columns > 128));
     if (is_whole) return {uint32_t(columns), driver::kSwizzleNone};
     return {uint32_t(fitting / element), fitting == 128  ? driver::kSwizzle128B
                                          : fitting == 64 ? driver::kSwizzle64B

@@ -88,11 +88,12 @@ void widen_hull(OpModel& model) {
     }
 }
 
-// Whether rows with at least this much of a feature were among those that the trees were trained on.
-bool has_seen(const OpModel& model, std::string_view feature, float value) {
+// Whether configs of a kind were among the rows that the trees were trained on.
+bool knows(const OpModel& model, const LateKind& kind) {
     static const std::vector<std::string> names = config_feature_names();
-    const size_t index = size_t(std::find(names.begin(), names.end(), feature) - names.begin());
-    return index < model.num_features() && model.hull_max[index] >= value;
+    const size_t index = size_t(std::find(names.begin(), names.end(), kind.feature) - names.begin());
+    return index < model.num_features() &&
+           has_seen(model.parts.feature_min[index], model.parts.feature_max[index], kind.least);
 }
 
 void check_golden(const OpModel& model) {
@@ -137,7 +138,7 @@ OpModel::OpModel(Op kind, OpParts given, const Device& device, bool has_own_feat
     check_exact(*this);
     check_hull(*this, has_own_features);
     widen_hull(*this);
-    for (const LateKind& kind : kLateKinds) known.*kind.is_known = has_seen(*this, kind.feature, float(kind.least));
+    for (const LateKind& kind : kLateKinds) known.*kind.is_known = knows(*this, kind);
     check_golden(*this);
 }
 

@@ -139,7 +139,7 @@ def _count_columns(problem: "_C.Problem", config: "_C.Config") -> int:
     """Return the columns of the WGMMA."""
     if OP_KINDS[problem.op].is_logits:
         return _C.logits_columns(problem, config)
-    return config.block_m if config.swap_ab else config.block_n
+    return _C.columns_per_warpgroup(config)
 
 
 def _render(problem: "_C.Problem", config: "_C.Config", second: "_C.Config | None" = None) -> str:
@@ -376,7 +376,7 @@ def _canonical_configs(op: str) -> list["_C.Config"]:
         for block_m in (8, 16, 64, 128) for block_n in (64, 128, 256) for num_stages in (2, 6) for split_k in (1, 2, 8)
     ]  # fmt: skip
     split = [_C.Config(block_m, 64, 4, block_k=block_k, split_k=2) for block_m in (64, 128)]
-    tiles: tuple[tuple[int, int], ...] = ((64, 64), (128, 112), (128, 128), (128, 192), (256, 128))
+    tiles: tuple[tuple[int, int], ...] = ((64, 64), (64, 256), (128, 112), (128, 128), (128, 192), (256, 128))
     looped = [
         _C.Config(*tile, 3, block_k=block_k, loop=loop, scale_warp=warp, tile_barrier=int(tile[0] == 256), **others)
         for tile in tiles for loop in (0, 1)

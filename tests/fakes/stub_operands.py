@@ -22,9 +22,10 @@ def find_slab(config: "_C.Config", dtype: str) -> tuple[int, int]:
     """Return the columns that leave the D tile together, and their swizzle as the driver numbers it: as many bytes, 32
     to 128, as divide the tile, or whole rows where that would be 16 bytes, or 32 in a large tile.
     """
-    size, columns = ELEMENT[dtype], 64 if config.swap_ab else config.block_n
+    size, columns = ELEMENT[dtype], 64 if config.swap_ab else _C.columns_per_warpgroup(config)
+    is_beside = not config.swap_ab and columns < config.block_n  # two warpgroups side by side
     narrow = next(width for width in (128, 64, 32, 16) if columns * size % width == 0)
-    if narrow == 16 or (narrow == 32 and (config.block_m > 64 or columns > 128)):
+    if narrow == 16 or (narrow == 32 and (config.block_m > 64 or is_beside or columns > 128)):
         return columns, 0
     return narrow // size, {32: 1, 64: 2, 128: 3}[narrow]
 

@@ -84,7 +84,7 @@ void use_problem(Bytes& bytes, const Device& device) {
     check_problem(kernel_identity(problem));
     const std::vector<Config> candidates = get_candidates(problem, device);
     REQUIRE(candidates.size() <= kMaxCandidates);
-    const AnalyticChoice choice = choose_analytic(problem, Estimator(problem, device), device);
+    const AnalyticChoice choice = make_legal_shortlist(problem, device, 1).front();
     REQUIRE(is_legal(problem, choice.config, device));
     REQUIRE(std::isfinite(choice.time_us) && choice.time_us > 0.0);
     use_config(problem, take_config(bytes), device);

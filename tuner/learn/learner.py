@@ -21,7 +21,7 @@ from tuner.learn.settings import LEAVES, RATE, TREES
 
 #: The hull of the training rows is widened on both sides by this share of its extent. Trees do not extrapolate, so that
 #: little is lost; what no row has, such as a variant or a knob, has no extent and stays outside.
-SLACK = 0.5
+SLACK = _C.TRAINED_SLACK
 #: And by at least this much of features of divisibility, of which a few training shapes have only some values: presets
 #: have contiguous groups whose m is a multiple of every tile, say. What no row showed, no tree asks about.
 LEAST_SLACKS = {"log2_m_alignment": 8.0, "log2_n_alignment": 8.0, "log2_k_alignment": 8.0, "n_mod_256": 256.0}
@@ -176,12 +176,12 @@ def apply_guards(columns: np.ndarray, scores: np.ndarray, margin: float) -> Choi
     )
 
 
-def list_ranked(problem, device: _C.Device, feature_max: np.ndarray) -> list:
-    """Return the configs that the run time asks trees about whose hull ends at `feature_max`: none of a late kind that
-    is outside, as op_model.cpp has it.
+def list_ranked(problem, device: _C.Device, hull: tuple[np.ndarray, np.ndarray]) -> list:
+    """Return the configs that the run time asks trees of this widened hull about: none of a late kind of which the
+    training rows had none, as op_model.cpp has it.
     """
-    highest = dict(zip(_C.config_feature_names(), feature_max.tolist(), strict=True))
-    kinds = {name: highest[feature] >= least for name, feature, least in _C.LATE_KINDS}
+    low, high = (dict(zip(_C.config_feature_names(), side.tolist(), strict=True)) for side in hull)
+    kinds = {name: _C.has_seen(low[feature], high[feature], least) for name, feature, least in _C.LATE_KINDS}
     return _C.get_shortlist(problem, device, _C.NUM_RANKED, **kinds)
 
 

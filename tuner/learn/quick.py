@@ -165,7 +165,7 @@ class Calibration:
         low, high = self.learned.feature_min, self.learned.feature_max
         doubts = np.empty(len(problems))
         for place, problem in enumerate(problems):
-            shortlist = list_ranked(problem, self.device, high)
+            shortlist = list_ranked(problem, self.device, (low, high))
             features = _C.get_config_features(problem, self.device, shortlist).astype(np.float32)
             inside = is_inside(features, low, high)
             if not inside[0]:  # the heuristic's pick: the run time then keeps it

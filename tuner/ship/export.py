@@ -256,7 +256,9 @@ def golden_arrays(training: Training, data: Dataset) -> dict:
     measured = data.problems[:: max(2 * len(data.problems) // NUM_GOLDEN, 1)][: NUM_GOLDEN // 2]
     between = [move(problem, rows=(problem.expected_m or problem.m) // 3 + 1, k=128) for problem in measured]
     shortlists = [
-        _C.get_config_features(problem, data.device, list_ranked(problem, data.device, record.feature_max))
+        _C.get_config_features(
+            problem, data.device, list_ranked(problem, data.device, (record.feature_min, record.feature_max))
+        )
         for problem in measured + between
     ]
     features = np.concatenate(shortlists).astype(np.float32)
@@ -316,7 +318,7 @@ def check_choices(selector: Selector, part: Part) -> None:
     device, hull, margin = data.device, (record.feature_min, record.feature_max), record.guards.margin
     for problem in data.problems:
         choice = selector.choose(problem, device, "model")
-        shortlist = list_ranked(problem, device, record.feature_max)
+        shortlist = list_ranked(problem, device, hull)
         if set(shortlist) & data.find_banned(problem):
             continue
         features = _C.get_config_features(problem, device, shortlist).astype(np.float32)

@@ -67,6 +67,22 @@ def test_bf16_has_wide_tiles():
     assert {(128, 256), (256, 128), (64, 256), (256, 192), (128, 208)} <= tiles
 
 
+@pytest.mark.parametrize("problem", VARIANTS, ids=str)
+def test_tiles_side_by_side_are_for_masked_fp8(problem):
+    """From 65 rows on: with fewer, narrower tiles are better."""
+
+    def list_beside(configs) -> set:
+        return {config.block_n for config in configs if config.block_m == 64 and config.column_side > 208}
+
+    if not problem.op.startswith(("fp8", "m_grouped_fp8", "k_grouped_fp8", "batched_fp8")):
+        return
+    is_swept = problem.op in MASKED
+    assert not is_swept or list_beside(_C.get_default_space(problem, H200)) <= {224, 256}
+    assert is_swept == bool(list_beside(_C.get_default_space(problem, H200)))
+    for m, some in ((64, False), (65, is_swept)):
+        assert bool(list_beside(_C.get_candidates(with_sizes(problem, m, 14784, 6144), H200))) == some
+
+
 def test_small_tiles_come_in_rings_for_neighbours():
     """Those of a split never take an SM for themselves; a ring for `blocks` blocks is the deepest that lets them share
     its shared memory.

@@ -38,8 +38,19 @@ def sides(config) -> tuple[int, int]:
     return (config.block_n, config.block_m) if config.swap_ab else (config.block_m, config.block_n)
 
 
+def is_beside(config) -> bool:
+    """Return whether two math warpgroups take half of the columns each: wide FP8 tiles of 64 rows."""
+    return config.block_k == 128 and not config.swap_ab and config.block_m == 64 and config.block_n > 208
+
+
 def math_groups(config) -> int:
-    return 1 if sides(config)[0] == 64 else 2
+    return 1 if sides(config)[0] == 64 and not is_beside(config) else 2
+
+
+def group_sides(config) -> tuple[int, int]:
+    """Return the rows and the columns of a math warpgroup."""
+    rows, columns = sides(config)
+    return (rows, columns // 2) if is_beside(config) else (rows // math_groups(config), columns)
 
 
 def has_scales(problem) -> bool:
@@ -68,14 +79,14 @@ def expected_smem(problem, config) -> int:
 
 def smem_of_tiles(problem, config, tiles: int) -> int:
     """Slack, D tiles, stages, their scales, parts of a split, barriers, ring of scales."""
-    rows, columns = sides(config)
-    is_1d1d = problem.recipe == "1d1d"
+    columns, is_1d1d = group_sides(config)[1], problem.recipe == "1d1d"
+    most_blocks = most_scale_blocks(config.block_n) if is_beside(config) else 2
     stage = (config.block_m + config.block_n) * 128
     if has_scales(problem) and not has_ring(problem):
-        blocks = max(1, config.block_n // 128) if config.swap_ab else 2
+        blocks = max(1, config.block_n // 128) if config.swap_ab else most_blocks
         stage += align(config.block_m * 4, 128) + align((config.block_n if is_1d1d else blocks) * 4, 128)
-    buffers = (4 if rows == 64 else 2) if has_ring(problem) else 0
-    ring = align(buffers * 8 * 4 * (config.block_m + (config.block_n if is_1d1d else 2)), 128)
+    buffers = (4 if math_groups(config) == 1 else 2) if has_ring(problem) else 0
+    ring = align(buffers * 8 * 4 * (config.block_m + (config.block_n if is_1d1d else most_blocks)), 128)
     split = config.split_k
     receive = split * -(-(columns // 8) // split) * 128 * math_groups(config) * 16 if split > 1 else 0
     of_c = 2 * tiles * math_groups(config) if problem.c_mode == "accumulate" and is_staged(problem, config) else 0
@@ -85,8 +96,8 @@ def smem_of_tiles(problem, config, tiles: int) -> int:
 
 
 def expected_registers(problem, config) -> int:
-    rows, columns = sides(config)
-    final = rows // math_groups(config) // 64 * columns // 2
+    rows, columns = group_sides(config)
+    final = rows // 64 * columns // 2
     if not is_fp8(problem.op):
         return final + 40
     partials = 2 if _C.is_pipelined(problem, config) else 1
@@ -96,9 +107,11 @@ def expected_registers(problem, config) -> int:
     return accumulators + (held if accumulators + held <= 176 else 0) + (16 if partials == 2 else 40)
 
 
-def most_scale_blocks(block_n: int) -> int:
-    """Walk every tile start up to a full period and count the 128-column blocks that the tile meets."""
-    return max((start + block_n - 1) // 128 - start // 128 + 1 for start in range(0, 128 * block_n, block_n))
+def most_scale_blocks(width: int) -> int:
+    """Walk every start of a tile, or of a warpgroup's part of one, up to a full period and count the 128-column blocks
+    that so many columns meet.
+    """
+    return max((start + width - 1) // 128 - start // 128 + 1 for start in range(0, 128 * width, width))
 
 
 def expected_legal(problem, config) -> bool:
@@ -106,7 +119,11 @@ def expected_legal(problem, config) -> bool:
     rules = [
         expected_smem(problem, config) <= 232448,
         expected_registers(problem, config) <= (248 if math_groups(config) == 1 else 232),
-        config.swap_ab or not has_scales(problem) or problem.recipe == "1d1d" or most_scale_blocks(config.block_n) <= 2,
+        config.swap_ab
+        or not has_scales(problem)
+        or problem.recipe == "1d1d"
+        or most_scale_blocks(group_sides(config)[1]) <= 2,
+        group_sides(config)[1] % 8 == 0,
         config.cluster_m == 1 or config.block_n % 16 == 0,
         config.cluster_m * config.cluster_n == 1 or not config.swap_ab,
         problem.a_major == "k" or config.block_m % 64 == 0,
@@ -155,7 +172,7 @@ def test_pipelined_tiles():
         return max(
             (
                 width
-                for width in range(8, 264, 8)
+                for width in range(8, 216, 8)
                 if _C.is_pipelined(problem, _C.Config(**(fields | {side: width, "num_stages": 4})))
             ),
             default=0,
@@ -167,6 +184,9 @@ def test_pipelined_tiles():
     assert [widest(one_dim, block_m=block_m) for block_m in (64, 128, 256)] == [128, 128, 0]
     assert [widest(per_row, block_n=block_n, swap_ab=1) for block_n in (64, 128, 256)] == [144, 128, 0]
     assert widest(_C.Problem("bf16_gemm", 1, 1, 1), block_m=64) == 0
+    beside = {"block_m": 64, "block_n": 256, "num_stages": 4}  # two math warpgroups of 128 columns
+    assert [_C.is_pipelined(problem, _C.Config(**beside)) for problem in (PROBLEM, one_dim, per_row)] == [True] * 3
+    assert not _C.is_pipelined(PROBLEM, _C.Config(**beside, loop=1))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +197,7 @@ def test_pipelined_tiles():
         (BASE | {"block_n": 100}, "block_n = 100: must be a multiple of 8"),
         (BASE | {"block_n": 264}, "block_n = 264"),
         (BASE | {"block_n": 4}, "block_n = 4"),
-        (BASE | {"block_n": 176}, "block_n = 176: a tile may touch"),
+        (BASE | {"block_n": 176}, "block_n = 176: a math warpgroup may touch"),
         (BASE | {"block_k": 64}, "block_k = 64: must be 128 for fp8_gemm"),
         (BASE | {"num_stages": 1}, "num_stages = 1"),
         (BASE | {"num_stages": 33}, "num_stages = 33"),
@@ -186,7 +206,9 @@ def test_pipelined_tiles():
         (BASE | {"cluster_m": 2, "block_n": 24}, "block_n = 24: must be a multiple of 16"),
         (BASE | {"block_m": 256, "block_n": 144, "num_stages": 2}, "registers = 256"),
         (BASE | {"num_stages": 9}, "shared memory = "),
-        (BASE | {"block_m": 64, "block_n": 256, "num_stages": 2}, "registers = 296"),
+        (BASE | {"block_n": 256, "num_stages": 2}, "registers = 296"),
+        (BASE | {"block_m": 64, "block_n": 216}, "block_n = 216: two math warpgroups take half of the columns"),
+        (BASE | {"block_m": 64, "block_n": 232}, "block_n = 232: two math warpgroups take half of the columns"),
         (BASE | {"split_k": 2, "block_m": 256}, "split_k = 2: needs an MMA row side"),
         (SWAPPED | {"block_n": 80}, "block_n = 80: must be 64, 128 or 256"),
         (SWAPPED | {"block_m": 12}, "block_m = 12: must be a multiple of 8"),
@@ -202,6 +224,12 @@ def test_pipelined_tiles():
 def test_reason_names_value_rule_and_remedy(config, words):
     reason = _C.legality_reason(PROBLEM, _C.Config(**config), H200)
     assert words in reason and ("; " in reason)
+
+
+def test_a_wrong_block_k_is_said_before_what_hangs_on_it():
+    """By it tiles of FP8 and BF16 differ."""
+    reason = _C.legality_reason(_C.Problem("bf16_gemm", 1, 1, 1), _C.Config(64, 232, 4), H200)
+    assert reason.startswith("block_k = 128: must be 64")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +287,7 @@ def test_reason_of_a_variant(fields, config, words):
             {"block_m": 16, "block_n": 64, "split_k": 4, "swap_ab": 1},
             f"split_k = 4: {MASKED[0]} does not split K; use 1",
         ),
-        (MASKED[0], {}, {"block_m": 64, "block_n": 176}, "block_n = 176: a tile may touch at most two"),
+        (MASKED[0], {}, {"block_m": 64, "block_n": 176}, "block_n = 176: a math warpgroup may touch at most two"),
         (
             MASKED[1],
             {},

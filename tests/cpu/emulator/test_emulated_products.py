@@ -46,6 +46,8 @@ PRODUCTS = {
     "bf16 mn, pair": Product(Variant(BF16, a_major="mn", b_major="mn"), bf16(64, 64, cluster_n=2), (100, 200, 200)),
     "split": Product(Variant(d_dtype="fp32", c_mode="general"), fp8(8, 64, swap_ab=1, split_k=2), (7, 130, 1000)),
     "D in whole rows": Product(Variant(BF16), bf16(128, 112), (200, 251, 300), num_sms=1),
+    # Two math warpgroups side by side, whose columns meet one or two of the tile's three blocks of scales.
+    "side by side": Product(Variant(), fp8(64, 240, loop=1, scale_warp=1), (100, 700, 900), num_sms=1),
 }
 ROWS = Contiguous(200, 300, 3, 128, ((0, 0, 100), (2, 0, 60), (1, 0, 128)))
 #: More groups than a warp has lanes; empty ones, and some that fill an alignment and more.
@@ -104,6 +106,10 @@ MORE_GROUPED = {
     ),
     "contiguous, D in whole rows": Product(GroupedVariant(FP8_CONTIGUOUS), fp8(128, 136), ROWS, num_sms=1),
     "masked, D in whole rows": Product(GroupedVariant(BF16_MASKED), bf16(64, 72), Masked(130, 200, 70, (70, 0, 66)), 2),
+    "contiguous, side by side": Product(GroupedVariant(FP8_CONTIGUOUS), fp8(64, 224), ROWS, num_sms=2),
+    "masked, side by side": Product(
+        GroupedVariant(FP8_MASKED), fp8(64, 240, scale_warp=1), Masked(130, 500, 70, (70, 0, 66)), 2
+    ),
     "k-grouped bf16": Product(_BF16_K, bf16(128, 64), KGroups(136, 72, (128, 0, 384)), 1),
     "k with ends, blocks": Product(
         _K._replace(group_layout="blocks"), fp8(64, 64), PsumK(70, 100, (130, 300, 0, 64)), 1
@@ -143,6 +149,23 @@ MORE_PRODUCTS = {
         Variant(BF16, b_major="mn", d_dtype="fp32", c_mode="accumulate"), bf16(64, 128, swap_ab=1), (70, 200, 200), 1
     ),
     "real numbers": Product(Variant(), fp8(64, 64), (100, 130, 700), integers=False),
+    "side by side, two sums": Product(Variant(), fp8(64, 224), (100, 700, 900), num_sms=1),
+    "side by side, whole blocks": Product(Variant(), fp8(64, 256, scale_warp=1), (70, 701, 700), num_sms=2),
+    "side by side, scale ring": Product(Variant(scale_layout="any"), fp8(64, 224), (100, 700, 1300), num_sms=1),
+    "side by side, 1d1d": Product(Variant(recipe="1d1d"), fp8(64, 240, loop=1), (70, 500, 700), num_sms=1),
+    "side by side, scale ring, 1d1d": Product(
+        Variant(recipe="1d1d", d_dtype="fp32", scale_layout="any"), fp8(64, 224), (70, 500, 1300), num_sms=1
+    ),
+    "side by side, C": Product(
+        Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate"), fp8(64, 224), (150, 501, 500), num_sms=1
+    ),
+    "side by side, add": Product(
+        Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate"), fp8(64, 224, reduce_add=1), (150, 501, 500), 1
+    ),
+    "side by side, direct": Product(Variant(d_dtype="fp32", c_mode="general"), fp8(64, 224), (70, 501, 700), 1),
+    "side by side, per row": Product(Variant(recipe="per_row"), fp8(64, 240), (70, 501, 700), num_sms=1),
+    "side by side, split": Product(Variant(), fp8(64, 224, split_k=2), (70, 501, 1000)),
+    "side by side, pair": Product(Variant(), fp8(64, 256, 3, cluster_m=2), (200, 501, 700), num_sms=4),
 }
 
 _ACCUMULATE = Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate")

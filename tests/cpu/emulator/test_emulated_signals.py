@@ -40,6 +40,7 @@ PRODUCTS = {
     "pair along m": Product(FP8, fp8(64, 64, cluster_m=2), Masked(136, 200, 130, MANY), num_sms=2),
     "pair along n": Product(FP8, fp8(128, 64, cluster_n=2), TAIL),
     "fp32": Product(FP8._replace(d_dtype="fp32", recipe="1d1d", scale_layout="any"), fp8(128, 64), TAIL),
+    "side by side": Product(FP8, fp8(64, 224), Masked(133, 430, 200, MANY), num_sms=2),
     "fewer rows than a block": Product(FP8, fp8(64, 64), Masked(70, 130, 24, (24, 0, 7)), num_sms=1),
 }
 MAIN = ("staged", "with a tail", "swapped, 24 rows", "swapped, 72 rows", "256 rows, direct", "pair along m")
@@ -55,7 +56,18 @@ DEFECTS = {
     "signals before it stores": ("Base::store(final, tile, group, place);", "signal(tile, group);", "staged", 0),
     "leaves out the rest of the last block": (": align_up(size, kSignalRows)", ": row + kRows", "swapped, 24 rows", 0),
     "signals rows without a tile": ("row >= size || ", "", "pair along m", 0),
-    "takes all columns for the first warpgroup's": ("Layout::kSwap ? part : 0)", "0)", "swapped, 72 rows", 0),
+    "takes all columns for the first warpgroup's": (
+        "Layout::kSwap ? part : group * Layout::kColumnStep)",
+        "0)",
+        "swapped, 72 rows",
+        0,
+    ),
+    "counts the columns of both warpgroups": (
+        "kGroupRows : Layout::kColumns;",
+        "kGroupRows : Config::kBlockN;",
+        "side by side",
+        0,
+    ),
     "takes all rows for the first warpgroup's": ("Layout::kSwap ? 0 : part)", "0)", "256 rows, direct", 0),
     "rounds the blocks of a group down": ("ceil_div(this->m, kSignalRows)", "(this->m / kSignalRows)", "staged", 0),
     "counts whole tiles": ("this->n - column < kColumns ? this->n - column : kColumns", "kColumns", "with a tail", 0),

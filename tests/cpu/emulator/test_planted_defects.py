@@ -43,6 +43,8 @@ AHEAD = Product(
     GroupedVariant(FP8_K_GROUPED, "1d1d", "fp32", c_mode="accumulate", group_layout="blocks"),
     {"block_m": 128, "block_n": 64, "num_stages": 3, "block_k": 128}, KGroups(300, 130, (128,) * 5), num_sms=1,
 )  # fmt: skip
+#: Two math warpgroups side by side.
+BESIDE = Product(Variant(), {"block_m": 64, "block_n": 224, "num_stages": 3, "block_k": 128}, (70, 500, 700), num_sms=1)
 LATE_LOAD = "does not wait for a load"  # is looked for in a mode of its own, in which D means nothing
 EPILOGUE, FP8_LOOP = "epilogue/epilogue", "mainloop/fp8_mainloop"
 ACCUMULATION, M_PSUM = "epilogue/accumulation", "scheduler/m_psum_scheduler"
@@ -143,6 +145,18 @@ MORE_DEFECTS = {
         ENDS, M_PSUM, "align_to_group(last) : ends.limit", "align_to_group(last) : align_to_group(last)", None,
     ),
     "padding multiplied": (ENDS, M_PSUM, "num_steps = is_padding ? 0 : all_steps;", "num_steps = all_steps;", None),
+    "columns of the other warpgroup": (
+        BESIDE, FP8_LOOP, "columns_tile(0) + Layout::column_of(first) * 128", "columns_tile(0)", None,
+    ),
+    "scales of the other warpgroup": (
+        BESIDE, "mainloop/column_scales", "(n_start % 128 + first) / 128", "n_start % 128 / 128", None,
+    ),
+    "second scale too late": (
+        BESIDE, "mainloop/column_scales", "n_start + group * Layout::kColumnStep : n_start", "n_start : n_start", None,
+    ),
+    "D of the other warpgroup": (
+        BESIDE, "epilogue/staged_store", "Layout::kBeside ? group : row / 64", "row / 64", None,
+    ),
     "peer not waited for": (
         SPLIT, EPILOGUE, "        ptx::cluster_wait();  // every CTA of the cluster has", "        // every", None,
     ),

@@ -186,8 +186,8 @@ def test_kernel_hash_is_stable_and_known_only_for_known_ops(few_sources):
 #: The kernels of the dense ops. With another hash neither what was measured of them nor selectors trained on that are
 #: used any more: change one only together with a new sweep, or with an entry of deep_gemm/older_kernels.py.
 FROZEN_KERNEL_HASHES = {
-    "fp8_gemm": "e87432ae30afdd8165bc2c33d1a995a523922ca35ee919c39fe9899981631534",
-    "bf16_gemm": "5592229e005e1735c3d94fb970619a707a5c8afcdb31202e32a39cf4dd074844",
+    "fp8_gemm": "0ec94ba9438ef1e74cca733c0bf6f025e0dc1362e47bee42832dd41c056b96e9",
+    "bf16_gemm": "e0741f3b3146265b4147c7143b78f8554a1de2f0b0c634cb19e2731472f6c304",
 }
 
 

@@ -15,6 +15,7 @@ from tests.fakes.compiler import require_compiler
 PIPELINED = {
     "two partial sums": ("fp8_gemm", {}, (128, 128, 5), {"scale_warp": 1}),
     "one warpgroup": ("fp8_gemm", {}, (64, 96, 9), {}),
+    "side by side": ("fp8_gemm", {}, (64, 224, 5), {"scale_warp": 1}),
     "swapped": ("fp8_gemm", {}, (16, 64, 10), {"swap_ab": 1}),
     "split": ("fp8_gemm", {}, (8, 64, 7), {"swap_ab": 1, "split_k": 4}),
     "masked": ("m_grouped_fp8_gemm_masked", {"num_groups": 1}, (128, 128, 5), {"scale_warp": 1}),

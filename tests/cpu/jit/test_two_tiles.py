@@ -14,6 +14,7 @@ from tests.fakes.compiler import require_compiler
 FP8, BF16 = (_C.Problem(f"m_grouped_{dtype}_gemm_masked", 1, 1, 1, num_groups=1) for dtype in ("fp8", "bf16"))
 PAIRS = {
     "fp8": (FP8, _C.Config(128, 128, 5, scale_warp=1), _C.Config(128, 192, 4, loop=1, scale_warp=1)),
+    "fp8, side by side": (FP8, _C.Config(64, 256, 4, loop=1, scale_warp=1), _C.Config(128, 128, 5, scale_warp=1)),
     "fp8, one warpgroup": (FP8, _C.Config(64, 96, 10, scale_warp=1), _C.Config(64, 64, 13, scale_warp=1)),
     "bf16": (BF16, _C.Config(64, 128, 8, block_k=64), _C.Config(64, 192, 6, block_k=64)),
     "bf16, swap": (

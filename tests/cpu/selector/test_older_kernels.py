@@ -24,6 +24,7 @@ def test_an_entry_is_of_its_hashes_alone():
     find, listed = older_kernels.find_serving, older_kernels.list_serving
     assert listed(OP, NEW) == [NEW, KERNEL_HASH, OLDEST] and listed(OP, OTHER) == [OTHER]
     assert listed("bf16_gemm", NEW) == [NEW]
+    assert listed(OP, KERNEL_HASH) == [KERNEL_HASH, OLDEST], "tables of kernels before the present ones"
     assert find(OP, NEW, KERNEL_HASH) == KERNEL_HASH and find(OP, NEW, OLDEST) == OLDEST
     assert find(OP, KERNEL_HASH, OLDEST) == KERNEL_HASH, "an older one serves the package's, not another older one"
     assert find(OP, NEW, OTHER) == find("bf16_gemm", NEW, KERNEL_HASH) == find(OP, NEW, NEW) == NEW

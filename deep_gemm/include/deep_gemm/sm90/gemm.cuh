@@ -36,6 +36,7 @@
 #pragma once
 
 #include "deep_gemm/sm90/epilogue/epilogue.cuh"
+#include "deep_gemm/sm90/mainloop/column_scales.cuh"
 #include "deep_gemm/sm90/mainloop/loader.cuh"
 #include "deep_gemm/sm90/mainloop/scale_copier.cuh"
 #include "deep_gemm/sm90/scheduler/tile_walk.cuh"
@@ -114,7 +115,7 @@ struct Gemm {
 
     template <class Walk>
     __device__ __forceinline__ void compute(Walk walk, u32 group) const {
-        Mainloop mainloop(stages, group * Layout::kGroupRows);
+        Mainloop mainloop(stages, group * Layout::kGroupStep);
         Ring<Config::kNumStages> ring;
         typename Epilogue<Config, Scheduler>::Place place;
 #pragma unroll 1
@@ -128,7 +129,8 @@ struct Gemm {
             // a load (H200, 256x128 tiles, k = 7168: 1,219 cycles a step, 1,190 with the barrier). With few steps the
             // epilogues coincide instead (k = 512: 3 % slower).
             if constexpr (Config::kTileBarrier) ptx::named_barrier(3, Layout::kMathThreads);
-            mainloop.accumulate(final, ring, next.num_steps, 128 - next.n_start % 128);
+            mainloop.accumulate(final, ring, next.num_steps, ColumnScales<Config>::boundary(next.n_start, group),
+                                Layout::kBeside ? ColumnScales<Config>::offset(next.n_start, group) : 0);
             epilogue.store(final, walk.again(), group, place);  // again: large tiles leave no registers to keep it
         }
         epilogue.finish();

@@ -125,10 +125,16 @@ def test_the_oracle_is_chosen_on_search_and_scored_on_confirmation():
 
 def test_a_table_knows_the_late_kinds_of_its_timed_configs():
     pair = next(config for config in _C.get_candidates(OTHER, DEVICE) if config.cluster_m == 2)
-    single = [row(PICK, 1.0), row(A, 0.9), *(one for one in complete(OTHER) if one.config.cluster_m == 1)]
-    for rows, knows in ((single, False), ([*single, row(pair, 1.1, problem=OTHER, block=OTHER.key)], True)):
-        data = build_dataset(rows, synthetic.IDENTITY, DEVICE)
-        assert data.late_kinds == {"adds": False, "pairs": knows}
+    early = (one for one in complete(OTHER) if one.config.cluster_m == 1 and one.config.column_side <= 208)
+    single = [row(PICK, 1.0), row(A, 0.9), *early]
+    beside = row(_C.Config(64, 256, 4), 1.1)
+    for more, known in (
+        ([], ()),
+        ([row(pair, 1.1, problem=OTHER, block=OTHER.key)], ("pairs",)),
+        ([beside], ("beside",)),
+    ):
+        data = build_dataset([*single, *more], synthetic.IDENTITY, DEVICE)
+        assert data.late_kinds == {kind: kind in known for kind, *_ in _C.LATE_KINDS}
 
 
 def test_rows_of_open_blocks_do_not_count():

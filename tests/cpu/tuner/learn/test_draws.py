@@ -83,9 +83,11 @@ def test_trees_are_scored_on_what_their_hull_holds(kind, feature, least):
     problem = {
         "adds": _C.Problem("bf16_gemm", 4096, 4096, 4096, d_dtype="fp32", c_mode="accumulate"),
         "pairs": _C.Problem("m_grouped_fp8_gemm_contiguous", 32768, 4096, 4096, num_groups=8, alignment=128),
+        "beside": _C.Problem("m_grouped_fp8_gemm_masked", 4096, 4672, 3072, num_groups=8, expected_m=142),
     }[kind]
-    highest = np.full(len(_C.config_feature_names()), 1e9)
+    highest, lowest = np.full(len(_C.config_feature_names()), 1e9), np.zeros(len(_C.config_feature_names()))
     for top in (float(least), least - 0.5):
-        highest[_C.config_feature_names().index(feature)] = top
+        place = _C.config_feature_names().index(feature)
+        lowest[place] = highest[place] = top
         wanted = _C.get_shortlist(problem, DEVICE, _C.NUM_RANKED, **{kind: top >= least})
-        assert list_ranked(problem, DEVICE, highest) == wanted
+        assert list_ranked(problem, DEVICE, (lowest, highest)) == wanted

@@ -75,11 +75,11 @@ struct Accumulation {
             u32 bytes = 0;
 #pragma unroll
             for (u32 wave = 0; wave < Layout::kWaves; ++wave)
-                bytes += d.part(tile, place, kGroup * Layout::kGroupRows + 64 * wave).exists ? Store::Parts::kBytes : 0;
+                bytes += d.part(tile, place, kGroup, wave).exists ? Store::Parts::kBytes : 0;
             ptx::barrier_arrive_expect(loaded(kGroup, place), bytes);
 #pragma unroll
             for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
-                const auto part = d.part(tile, place, kGroup * Layout::kGroupRows + 64 * wave);
+                const auto part = d.part(tile, place, kGroup, wave);
                 if (part.exists) d.load(part, tile.matrix_d, loaded(kGroup, place));
             }
         }
@@ -92,7 +92,7 @@ struct Accumulation {
         if (ptx::elect_one()) {
 #pragma unroll
             for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
-                const auto part = d.part(tile, place.stage, kGroup * Layout::kGroupRows + 64 * wave);
+                const auto part = d.part(tile, place.stage, kGroup, wave);
                 if (part.exists) d.store(part, tile.matrix_d);
             }
             ptx::tma_store_commit();

@@ -52,7 +52,7 @@ struct Epilogue {
 #pragma unroll
             for (u32 wave = 0; wave < Layout::kWaves; ++wave)
                 RowScales<Config>{params, m, n}.apply(final[wave], first_row(tile, group) + 64 * wave,
-                                                      first_column(tile));
+                                                      first_column(tile, group));
         }
         if constexpr (Config::kStaged) {
             store_staged(final, tile, group, place);
@@ -71,16 +71,15 @@ struct Epilogue {
 
     // Of the multiplication, counted in the matrix: the first row and the first column that this thread holds.
     __device__ __forceinline__ static u32 first_row(const Tile& tile, u32 group) {
-        return thread_row((Layout::kSwap ? tile.n_start : tile.m_start) + group * Layout::kGroupRows);
+        return thread_row((Layout::kSwap ? tile.n_start : tile.m_start) + group * Layout::kRowStep);
     }
-    __device__ __forceinline__ static u32 first_column(const Tile& tile) {
-        return (Layout::kSwap ? tile.m_start : tile.n_start) + threadIdx.x % 4 * 2;
+    __device__ __forceinline__ static u32 first_column(const Tile& tile, u32 group) {
+        return (Layout::kSwap ? tile.m_start : tile.n_start) + group * Layout::kColumnStep + threadIdx.x % 4 * 2;
     }
 
     __device__ __forceinline__ void store_staged(Accumulators final, const Tile& tile, u32 group,
                                                  const Place& place) const {
         const Staged& d = accumulation.d;
-        const u32 top = group * Layout::kGroupRows;
         const bool issuer = is_issuer(), has_tail = d.whole != n;
         if constexpr (kLoadsC) {
             ptx::barrier_wait(accumulation.loaded(group, place.stage), place.phase);
@@ -90,7 +89,7 @@ struct Epilogue {
         }
 #pragma unroll
         for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
-            const auto part = d.part(tile, place.stage, top + 64 * wave);
+            const auto part = d.part(tile, place.stage, group, wave);
             // No C has been loaded beyond the columns that the map covers: the tail is added to in global memory.
             if (kLoadsC && part.n_start < d.whole) {
                 Parts::template write<kLoadsC>(part.address, final[wave], params.alpha);
@@ -99,14 +98,14 @@ struct Epilogue {
             }
         }
         if constexpr (Scheduler::kMaySelectRows) {
-            if (tile.state & Tile::kSelectsRows) select_staged(tile, top, group);
+            if (tile.state & Tile::kSelectsRows) select_staged(tile, group);
         }
         ptx::fence_async_proxy();
         // Every thread has written and fenced before anything reads.
         if (!kLoadsC || has_tail) ptx::named_barrier(1 + group, 128);
 #pragma unroll
         for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
-            const auto part = d.part(tile, place.stage, top + 64 * wave);
+            const auto part = d.part(tile, place.stage, group, wave);
             if (!kLoadsC && issuer && part.exists) d.store(part, tile.matrix_d);
             if (has_tail) store_tail(part, tile);
         }
@@ -118,11 +117,11 @@ struct Epilogue {
         }
     }
 
-    __device__ __forceinline__ void select_staged(const Tile& tile, u32 top, u32 group) const {
+    __device__ __forceinline__ void select_staged(const Tile& tile, u32 group) const {
         ptx::named_barrier(1 + group, 128);  // every thread has written what is now overwritten
 #pragma unroll 1
         for (u32 wave = 0; wave < Layout::kWaves; ++wave)
-            RowSelection<Config, Scheduler>{groups, m}.apply(accumulation.d.part(tile, 0, top + 64 * wave), tile);
+            RowSelection<Config, Scheduler>{groups, m}.apply(accumulation.d.part(tile, 0, group, wave), tile);
     }
 
     __device__ __forceinline__ void store_tail(const typename Staged::Part& part, const Tile& tile) const {
@@ -135,11 +134,11 @@ struct Epilogue {
     __device__ __forceinline__ void store_direct(Accumulators final, const Tile& tile, u32 group) const {
         if constexpr (Scheduler::kMaySelectRows) {
             if (tile.state & Tile::kSelectsRows)
-                RowSelection<Config, Scheduler>{groups, m}.apply(final, tile, group * Layout::kGroupRows);
+                RowSelection<Config, Scheduler>{groups, m}.apply(final, tile, group * Layout::kRowStep);
         }
         const Params own = at_group<Layout::kBytesD>(params, groups, 0, tile.matrix_d);
         const DirectStore<Config> direct{own, m, n};
-        const u32 rows = first_row(tile, group), columns = first_column(tile);
+        const u32 rows = first_row(tile, group), columns = first_column(tile, group);
 #pragma unroll
         for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
 #pragma unroll
@@ -156,7 +155,7 @@ struct Epilogue {
         const u32 owned = split.num_owned();
         if (owned == 0) return;
         ptx::barrier_wait(split.received, 0);
-        const u32 row = first_row(tile, group), column = first_column(tile) + 8 * split.first_group(split.rank);
+        const u32 row = first_row(tile, group), column = first_column(tile, group) + 8 * split.first_group(split.rank);
 #pragma unroll 1
         for (u32 slot = 0; slot < owned; ++slot) {
             float value[4];

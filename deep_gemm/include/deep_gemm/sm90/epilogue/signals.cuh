@@ -67,8 +67,9 @@ struct Epilogue<Config, SignallingScheduler<Config>> : Epilogue<Config, MaskedSc
    private:
     __device__ __forceinline__ void signal(const Tile& tile, u32 group) const {
         constexpr u32 kRows = Layout::kSwap ? Config::kBlockM : Layout::kGroupRows,
-                      kColumns = Layout::kSwap ? Layout::kGroupRows : Config::kBlockN;
-        const u32 part = group * Layout::kGroupRows, column = tile.n_start + (Layout::kSwap ? part : 0);
+                      kColumns = Layout::kSwap ? Layout::kGroupRows : Layout::kColumns;
+        const u32 part = group * Layout::kRowStep,
+                  column = tile.n_start + (Layout::kSwap ? part : group * Layout::kColumnStep);
         const int given = ptx::load_index(this->groups.groups + tile.matrix_d);
         const u32 size = given < 0 ? 0 : u32(given) < this->m ? u32(given) : this->m;
         u32 row = tile.m_start + (Layout::kSwap ? 0 : part);

@@ -13,7 +13,8 @@ template <class Config, class Scheduler>
 struct StagedStore {
     using Layout = GemmLayout<Config>;
     using Access = TensorAccess<Scheduler::kIsGrouped>;
-    using Parts = StoreTile<Layout::kColumns, Layout::kSwap, Config::kFloatD, (Config::kBlockM > 64)>;
+    using Parts = StoreTile<Layout::kColumns, Layout::kSwap, Config::kFloatD,
+                            (Config::kBlockM > 64 || Layout::kBeside)>;
 
     const TensorMap* map;
     u32 shared;     // the D tiles
@@ -30,11 +31,13 @@ struct StagedStore {
         return n / Parts::kChunkElements * Parts::kChunkElements;
     }
 
-    // `place`: which D tile; `row`: the first of the multiplication, counted in the tile.
-    __device__ __forceinline__ Part part(const Tile& tile, u32 place, u32 row) const {
+    // `place`: which D tile.
+    __device__ __forceinline__ Part part(const Tile& tile, u32 place, u32 group, u32 wave) const {
+        const u32 row = group * Layout::kRowStep + 64 * wave, column = group * Layout::kColumnStep,
+                  index = Layout::kBeside ? group : row / 64;
         const u32 m_start = tile.m_start + (Layout::kSwap ? 0 : row),
-                  n_start = tile.n_start + (Layout::kSwap ? row : 0);
-        return {shared + place * Layout::kTileBytesD + row / 64 * Parts::kBytes, n_start, m_start,
+                  n_start = tile.n_start + (Layout::kSwap ? row : column);
+        return {shared + place * Layout::kTileBytesD + index * Parts::kBytes, n_start, m_start,
                 m_start < m && n_start < whole};
     }
 

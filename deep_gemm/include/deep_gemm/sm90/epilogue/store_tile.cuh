@@ -6,16 +6,17 @@
 // are swizzled, which keeps stmatrix free of bank conflicts. Where the width allows only slabs of 16 bytes, these would
 // leave in pieces smaller than a sector of L2, so the part is one slab of whole rows without a swizzle (H100, 256x136,
 // 7069 x 2368 x 512 in BF16: 59 and 37 us). Such a pitch, an odd multiple of 16 bytes, has no conflicts either. Slabs
-// of 32 bytes are as slow to leave as they are many: tiles of more than 64 rows or 128 columns have whole rows in their
-// place (128x144: 0.85 to 0.96 of the time with few steps, 128x112 0.87 to 0.93), though two rows meet on the same
-// banks. Smaller tiles keep them: whole rows gained nothing there that was certain (64x48 to 64x112, one wave).
+// of 32 bytes are as slow to leave as they are many: tiles of more than 64 rows or of two parts side by side, and parts
+// of more than 128 columns, have whole rows in their place (128x144: 0.85 to 0.96 of the time with few steps, 128x112
+// 0.87 to 0.93), though two rows meet on the same banks. Smaller tiles keep them: whole rows gained nothing there that
+// was certain (64x48 to 64x112, one wave).
 #pragma once
 
 #include "deep_gemm/sm90/ptx/ptx.cuh"
 
 namespace deep_gemm {
 
-// kTall: the tile has more than 64 rows.
+// kTall: the tile has more than 64 rows, or two parts side by side.
 template <u32 kColumns, bool kSwap, bool kFloat, bool kTall>
 struct StoreTile {
     static constexpr u32 kElementBytes = kFloat ? 4 : 2;

@@ -21,7 +21,7 @@ struct Bf16Mainloop {
 
     // Add `num_steps` K steps to `final`, which holds numbers already.
     __device__ __forceinline__ void accumulate(float (&final)[Layout::kWaves][Layout::kAccumulators], StageRing& ring,
-                                               u32 num_steps, u32) {
+                                               u32 num_steps, u32, u32) {
         u32 last = 0;
 #pragma unroll
         for (u32 wave = 0; wave < Layout::kWaves; ++wave) fence_registers(final[wave]);

@@ -27,18 +27,21 @@ struct Fp8Mainloop {
 
     Stages stages;
     Reader reader;
-    u32 row;  // first row of this warpgroup in the tile
+    // Row of this warpgroup in the tile, or column: GemmLayout::row_of, which is written out here, because with the
+    // call the assembler orders the instructions of some kernels otherwise.
+    u32 first;
 
-    __device__ __forceinline__ Fp8Mainloop(const Stages& stages, u32 row) : stages(stages), reader(stages), row(row) {}
+    __device__ __forceinline__ Fp8Mainloop(const Stages& stages, u32 first)
+        : stages(stages), reader(stages), first(first) {}
 
-    // Add `num_steps` K steps to `final`. `boundary` is the tile's first column that takes the second B scale. Returns
-    // the bits of the last step's scales, for BufferTurns::end.
+    // Add `num_steps` K steps to `final`; `boundary` and `offset`: of ColumnScales. Returns the bits of the last step's
+    // scales, for BufferTurns::end.
     __device__ __forceinline__ u32 accumulate(float (&final)[Layout::kWaves][kAccumulators], StageRing& ring,
-                                              u32 num_steps, u32 boundary) {
+                                              u32 num_steps, u32 boundary, u32 offset) {
         if constexpr (Config::kPipelined) {
-            return accumulate_pipelined(final[0], ring, num_steps, boundary);
+            return accumulate_pipelined(final[0], ring, num_steps, boundary, offset);
         } else {
-            return accumulate_in_turn(final, ring, num_steps, boundary);
+            return accumulate_in_turn(final, ring, num_steps, boundary, offset);
         }
     }
 
@@ -47,7 +50,8 @@ struct Fp8Mainloop {
     // four WGMMAs of 32 elements of K each.
     __device__ __forceinline__ void multiply(float (&partial)[kAccumulators], u32 stage, u32 first_row) const {
         const u32 rows = descriptor_low(stages.rows_tile(0) + first_row * 128, 1) + stage * (Layout::kStageBytes / 16);
-        const u32 columns = descriptor_low(stages.columns_tile(0), 1) + stage * (Layout::kStageBytes / 16);
+        const u32 columns = descriptor_low(stages.columns_tile(0) + Layout::column_of(first) * 128, 1) +
+                            stage * (Layout::kStageBytes / 16);
         fence_registers(partial);
         ptx::wgmma_fence();
         Wgmma::template multiply<false>(partial, make_descriptor(rows), make_descriptor(columns));
@@ -59,10 +63,10 @@ struct Fp8Mainloop {
     }
 
     // Start reading the scales of one wave; those of the columns with the first.
-    __device__ __forceinline__ void read(Scales& scale, u32 step, u32 stage, u32 wave) const {
-        const u32 address_a = reader.address_a(step, stage), address_b = reader.address_b(step, stage);
+    __device__ __forceinline__ void read(Scales& scale, u32 step, u32 stage, u32 wave, u32 offset) const {
+        const u32 address_a = reader.address_a(step, stage), address_b = reader.address_b(step, stage) + offset;
         if (wave == 0) scale.read_columns(address_a, address_b);
-        scale.read_rows(address_a, address_b, thread_row(row + 64 * wave));
+        scale.read_rows(address_a, address_b, thread_row((Layout::kBeside ? 0 : first) + 64 * wave));
     }
 
     // Scales were read after the last instruction that a warp executes together, so one lane may not yet speak for all.
@@ -73,7 +77,7 @@ struct Fp8Mainloop {
 
     // One K block after the other, wave by wave; the other warpgroup's WGMMAs run while this one promotes.
     __device__ __forceinline__ u32 accumulate_in_turn(float (&final)[Layout::kWaves][kAccumulators], StageRing& ring,
-                                                      u32 num_steps, u32 boundary) {
+                                                      u32 num_steps, u32 boundary, u32 offset) {
         float partial[kAccumulators];
         bool full = false;
         u32 bits = 0;  // of all scales read for this step
@@ -87,9 +91,9 @@ struct Fp8Mainloop {
 #pragma unroll
             for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
                 constexpr u32 kLast = Layout::kWaves - 1;
-                multiply(partial, stage, row + 64 * wave);
+                multiply(partial, stage, (Layout::kBeside ? 0 : first) + 64 * wave);
                 if (wave == 0) reader.advance(step);
-                read(scale, step, stage, wave);
+                read(scale, step, stage, wave, offset);
                 // Off the path between multiplications.
                 if (wave == kLast) full = ptx::barrier_test(stages.full_barrier(ring.stage), ring.phase);
                 ptx::wgmma_wait<0>();
@@ -108,22 +112,22 @@ struct Fp8Mainloop {
     // multiplication and its wait, because the compiler serialises WGMMAs across one; so the last blocks are peeled
     // off.
     __device__ __forceinline__ u32 accumulate_pipelined(float (&final)[kAccumulators], StageRing& ring, u32 num_steps,
-                                                        u32 boundary) {
+                                                        u32 boundary, u32 offset) {
         float even[kAccumulators], odd[kAccumulators];
         Scales even_scale, odd_scale;
         StageRing ahead = ring;
         if (num_steps == 0) return 0;
-        start(even, even_scale, ahead, 0);
+        start(even, even_scale, ahead, 0, offset);
         u32 step = 0;
 #pragma unroll 1
         for (; step + 2 < num_steps; step += 2) {
-            start(odd, odd_scale, ahead, step + 1);
+            start(odd, odd_scale, ahead, step + 1, offset);
             finish<1>(final, even, even_scale, ring, boundary, step, num_steps);
-            start(even, even_scale, ahead, step + 2);
+            start(even, even_scale, ahead, step + 2, offset);
             finish<1>(final, odd, odd_scale, ring, boundary, step + 1, num_steps);
         }
         if (step + 1 < num_steps) {
-            start(odd, odd_scale, ahead, step + 1);
+            start(odd, odd_scale, ahead, step + 1, offset);
             finish<1>(final, even, even_scale, ring, boundary, step, num_steps);
             finish<0>(final, odd, odd_scale, ring, boundary, step + 1, num_steps);
             return odd_scale.bits();
@@ -133,11 +137,12 @@ struct Fp8Mainloop {
     }
 
     // Wait for the next stage, start its multiplication, and start reading the scales of K step `step`.
-    __device__ __forceinline__ void start(float (&partial)[kAccumulators], Scales& scale, StageRing& ahead, u32 step) {
+    __device__ __forceinline__ void start(float (&partial)[kAccumulators], Scales& scale, StageRing& ahead, u32 step,
+                                          u32 offset) {
         ptx::barrier_wait(stages.full_barrier(ahead.stage), ahead.phase);
-        multiply(partial, ahead.stage, row);
+        multiply(partial, ahead.stage, (Layout::kBeside ? 0 : first));
         reader.advance(step);
-        read(scale, step, ahead.stage, 0);
+        read(scale, step, ahead.stage, 0, offset);
         ahead.advance();
     }
 

@@ -32,14 +32,14 @@ struct Fp8Unrolled {
     static constexpr u32 kAccumulators = Layout::kAccumulators;
     static constexpr u32 kColumns = Layout::kColumns;
     static constexpr bool kVectorB = Layout::kVectorB;
-    static constexpr bool kMayStraddle = !kVectorB && Layout::kBlocksB > 1;  // a tile's columns may meet two blocks
+    static constexpr bool kMayStraddle = !kVectorB && Layout::kBlocksOfGroup > 1;  // columns may meet two blocks
     static constexpr u32 kHeldColumns = kVectorB ? kColumns / 4 : 1;
     static_assert(!Layout::kSwap && Layout::kHasScales, "rows of D are rows of the multiplication");
 
     // Scales of one K step, as far as this thread needs them: of two rows a wave, and of B's blocks or of the columns
     // of its accumulators.
     struct StepScales {
-        float row[kWaves][2], block[Layout::kBlocksB], column[kHeldColumns];
+        float row[kWaves][2], block[Layout::kBlocksOfGroup], column[kHeldColumns];
     };
 
     Pipeline<Config> stages;
@@ -49,26 +49,26 @@ struct Fp8Unrolled {
 
     __device__ __forceinline__ static u32 uniform(u32 value) { return __shfl_sync(0xffffffff, value, 0); }
 
-    __device__ __forceinline__ Fp8Unrolled(const Pipeline<Config>& stages, u32 row)
+    __device__ __forceinline__ Fp8Unrolled(const Pipeline<Config>& stages, u32 first)
         : stages(stages),
           reader(stages),
-          rows(uniform(descriptor_low(stages.rows_tile(0) + row * 128, 1))),
-          columns(uniform(descriptor_low(stages.columns_tile(0), 1))),
-          row_offset(4 * thread_row(row)),
+          rows(uniform(descriptor_low(stages.rows_tile(0) + Layout::row_of(first) * 128, 1))),
+          columns(uniform(descriptor_low(stages.columns_tile(0) + Layout::column_of(first) * 128, 1))),
+          row_offset(4 * thread_row(Layout::row_of(first))),
           column_offset(kVectorB ? threadIdx.x % 4 * 8 : 0) {
         asm volatile("" : "+r"(row_offset));  // computed here, not at every use
     }
 
-    // Add `num_steps` K steps to `final`. `boundary` is the tile's first column that takes the second B scale. Returns
-    // bits that depend on the last step's scales, for BufferTurns::end.
+    // Add `num_steps` K steps to `final`; `boundary` and `offset`: of ColumnScales. Returns bits that depend on the
+    // last step's scales, for BufferTurns::end.
     __device__ __forceinline__ u32 accumulate(float (&final)[kWaves][kAccumulators], StageRing& ring, u32 num_steps,
-                                              u32 boundary) {
+                                              u32 boundary, u32 offset) {
 #pragma unroll 1
         for (u32 done = 0; done < num_steps;) {
             u32 rounds = ring.stage == 0 ? (num_steps - done) / kStages : 0;
 #pragma unroll 1
             for (; rounds > 0; --rounds, done += kStages, ring.phase ^= 1) {
-                const Places places = find_places(done);
+                const Places places = find_places(done, offset);
                 // Anew in each round: else the descriptors of all stages are computed once, and there are not as many
                 // uniform registers.
                 rows = uniform(rows), columns = uniform(columns);
@@ -78,7 +78,7 @@ struct Fp8Unrolled {
             }
             if (done == num_steps) break;
             const u32 stage = uniform(ring.stage);
-            multiply_stage(final, stage, ring.phase, find_places(done - stage), boundary);
+            multiply_stage(final, stage, ring.phase, find_places(done - stage, offset), boundary);
             ++done, ring.advance();
         }
         return bits_of(final);
@@ -89,8 +89,8 @@ struct Fp8Unrolled {
     struct Places {
         u32 rows, columns;
     };
-    __device__ __forceinline__ Places find_places(u32 first) const {
-        return {reader.base_a(first) + row_offset, uniform(reader.base_b(first)) + column_offset};
+    __device__ __forceinline__ Places find_places(u32 first, u32 offset) const {
+        return {reader.base_a(first) + row_offset, uniform(reader.base_b(first) + offset) + column_offset};
     }
 
     // `stage` is a constant in whole rounds.
@@ -145,7 +145,7 @@ struct Fp8Unrolled {
         }
         if constexpr (!kVectorB) {
 #pragma unroll
-            for (u32 block = 0; block < Layout::kBlocksB; ++block)
+            for (u32 block = 0; block < Layout::kBlocksOfGroup; ++block)
                 scales.block[block] = ptx::load_shared(from_columns + block * Layout::kBlockStride);
         }
     }
@@ -170,7 +170,7 @@ struct Fp8Unrolled {
         ptx::wgmma_commit();
     }
 
-    // Scales of this thread's rows times that of a block; columns from the tile's boundary on take `high`.
+    // Scales of this thread's rows times that of a block; columns from the warpgroup's boundary on take `high`.
     struct Products {
         float low[2], high[2];
         __device__ __forceinline__ u32 bits() const {
@@ -180,7 +180,7 @@ struct Fp8Unrolled {
     };
 
     __device__ __forceinline__ static Products multiply_scales(const StepScales& scales, u32 wave) {
-        const float first = scales.block[0], second = scales.block[kMayStraddle ? Layout::kBlocksB - 1 : 0];
+        const float first = scales.block[0], second = scales.block[kMayStraddle ? Layout::kBlocksOfGroup - 1 : 0];
         const float(&row)[2] = scales.row[wave];
         return {{__fmul_rn(row[0], first), __fmul_rn(row[1], first)},
                 {__fmul_rn(row[0], second), __fmul_rn(row[1], second)}};

@@ -42,7 +42,7 @@ struct WaveScales {
     static constexpr u32 kAccumulatorRegisters = (Layout::kWaves + kPartials) * kAccumulators;
     static constexpr bool kLate =
         Layout::kHasScales && kColumnVector && kAccumulatorRegisters + kPartials * kColumns / 4 > kMaxHeld;
-    static constexpr u32 kHeld = kColumnVector ? (kLate ? 1 : kColumns / 4) : Layout::kBlocksB;
+    static constexpr u32 kHeld = kColumnVector ? (kLate ? 1 : kColumns / 4) : Layout::kBlocksOfGroup;
 
     float row[2], column[kHeld];
     u32 late;  // shared address of this thread's first column scale
@@ -129,10 +129,10 @@ struct WaveScales {
 
     __device__ __forceinline__ void promote_blocks(float (&final)[kAccumulators], const float (&partial)[kAccumulators],
                                                    u32 boundary) const {
-        constexpr u32 kRun = Layout::kBlocksB > 1 ? Layout::kScaleUnit : kColumns;
+        constexpr u32 kRun = Layout::kBlocksOfGroup > 1 ? Layout::kScaleUnit : kColumns;
         const float low[2] = {ptx::multiply_here(row[0], column[0]), ptx::multiply_here(row[1], column[0])};
         float high[2] = {low[0], low[1]};
-        if constexpr (Layout::kBlocksB > 1) {
+        if constexpr (Layout::kBlocksOfGroup > 1) {
             high[0] = ptx::multiply_here(row[0], column[1]);
             high[1] = ptx::multiply_here(row[1], column[1]);
         }

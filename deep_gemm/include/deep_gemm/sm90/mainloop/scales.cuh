@@ -222,15 +222,16 @@ struct InChunks {
     using Layout = GemmLayout<Config>;
     Inner inner;
 
-    __device__ __forceinline__ InChunks(const Pipeline<Config>& stages, u32 row) : inner(stages, row) {}
+    __device__ __forceinline__ InChunks(const Pipeline<Config>& stages, u32 first) : inner(stages, first) {}
 
     __device__ __forceinline__ void accumulate(float (&final)[Layout::kWaves][Layout::kAccumulators],
-                                               Ring<Config::kNumStages>& ring, u32 num_steps, u32 boundary) {
+                                               Ring<Config::kNumStages>& ring, u32 num_steps, u32 boundary,
+                                               u32 offset) {
 #pragma unroll 1
         for (u32 left = num_steps; left > 0;) {
             const u32 steps = left < Reader::kChunk ? left : Reader::kChunk;
             inner.reader.begin();
-            inner.reader.end(inner.accumulate(final, ring, steps, boundary));
+            inner.reader.end(inner.accumulate(final, ring, steps, boundary, offset));
             left -= steps;
         }
     }

@@ -14,8 +14,8 @@ struct ReluMainloop : Bf16Mainloop<Config, Wgmma> {
     using Base::Base;
 
     __device__ __forceinline__ void accumulate(float (&final)[Layout::kWaves][Layout::kAccumulators], StageRing& ring,
-                                               u32 num_steps, u32 rows_left) {
-        Base::accumulate(final, ring, num_steps, rows_left);
+                                               u32 num_steps, u32 boundary, u32 offset) {
+        Base::accumulate(final, ring, num_steps, boundary, offset);
 #pragma unroll
         for (u32 wave = 0; wave < Layout::kWaves; ++wave)
 #pragma unroll
