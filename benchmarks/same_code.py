@@ -11,7 +11,8 @@ alone.
 
 Result: {"compiler", "changes": [{"op", "before", "now": kernel hashes, "of": canonical kernels, "families", "kernels":
 {layouts as "a_major b_major", with C as "a_major b_major c_mode", all that the op kind has: compared; older changes
-count kernels with C under the layouts alone}, "differ": {layouts: kernels with other code},
+count kernels with C under the layouts alone}, "differ": {layouts: kernels with other code}, "added": those that the
+older generator does not write, which are not compared,
 "neither": that compile with neither headers (one is there for its text and need not be legal), "gone": {layouts: how
 many of those before the tree's generator writes differently}}]}. It is written after each op kind; a new comparison of
 the same two hashes takes the place of the older one, others stay. The release check (stale.py) takes a record as
@@ -146,7 +147,9 @@ def compare(op: str, sources: list[tuple[str, list[str]]], old: Path, every: int
     older generator tells `sources` (ask). Raises: TunerError where more than one kernel compiles with neither headers.
     """
     cases, own = list_kernels(op)
-    some = draw(cases, every)
+    told = {source for source, _ in sources}
+    old_cases = [place for place, source in enumerate(own) if source in told]  # no record is of the others
+    some = [old_cases[place] for place in draw([cases[place] for place in old_cases], every)]
     found = Parallel(n_jobs=-1)(delayed(is_same)(own[place], old) for place in some)
     layouts = [name_layouts(cases[place][0]) for place in some]
     reasons = [one for one in found if isinstance(one, str)]
@@ -157,9 +160,10 @@ def compare(op: str, sources: list[tuple[str, list[str]]], old: Path, every: int
     gone = {source: join_layouts(*fields) for source, fields in sources if source not in written}
     return {
         "of": len(cases),
-        "families": len({name_family(*case) for case in cases}),
+        "families": len({name_family(*cases[place]) for place in old_cases}),
         "kernels": dict(sorted((none | Counter(layout for layout, _ in known)).items())),
         "differ": dict(sorted(Counter(layout for layout, same in known if not same).items())),
+        "added": len(cases) - len(old_cases),
         "neither": len(reasons),
         "gone": dict(sorted(Counter(gone.values()).items())),
     }
