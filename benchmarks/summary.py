@@ -6,7 +6,7 @@ Example: python -m benchmarks.summary
 A target whose source file is missing or unfinished is absent. An entry names its script, result file and the kernel
 hash that was measured; where that is not the tree's, `stale` says why and `met` is false. So it is where a target says
 something of a selector's choices (OF_SELECTOR), and the tree has another selector; and where rows name their choices,
-and the tree would choose otherwise (today.py). Targets of some op kinds of a file (OF_OPS) ask about those alone.
+and the tree would choose otherwise (today.py). Targets of some op kinds (OF_OPS, OF_GROUPING) ask about those.
 """
 
 import argparse
@@ -32,6 +32,8 @@ BESIDE = dict.fromkeys(("S3", "S3_grouped"), selector.RATES)
 OF_SELECTOR = ("Q2",)
 #: Targets of some op kinds of their result alone: {target: op kinds}.
 OF_OPS = dict.fromkeys(("P11", "P13", "S4"), OPS)
+#: Targets of the op kinds of their result that are grouped, or not.
+OF_GROUPING = dict.fromkeys(("S1", "S2", "S3"), False) | dict.fromkeys(("S1_grouped", "S2_grouped", "S3_grouped"), True)
 #: Targets whose peer is DeepGEMM. Its recorded times are of the GPU model of RESULTS: other models have such an entry
 #: only where it was timed in the same run.
 OF_UPSTREAM = ("P1", "P2", "P3", "P6", "P7", "P8", "P9", "P10")
@@ -319,7 +321,8 @@ def make_entry(name: str, folder: Path) -> Entry | None:
     entry = derive(result, *read_beside(name, folder))
     if entry is None:
         return None
-    reason = stale.get_reason(path, meta, OF_OPS.get(name, ())) or (
+    ops = list_ops(name, meta)
+    reason = stale.get_reason(path, meta, ops) or (
         stale.get_selector_reason(meta) if name in OF_SELECTOR else today.get_reason(file, result)
     )
     is_met = bool(entry.pop("is_met")) and reason is None
@@ -327,8 +330,16 @@ def make_entry(name: str, folder: Path) -> Entry | None:
         peer = f"DeepGEMM {meta['deepgemm']} of the same run, the plain ratio"
     return {
         **entry, "target": target, "met": is_met, "peer": peer, "script": script, "result": file,
-        "kernel_hash": meta["kernel_hash"], "date": meta["date"], "stale": reason,
+        "kernel_hash": {op: hash for op, hash in meta["kernel_hash"].items() if not ops or op in ops},
+        "date": meta["date"], "stale": reason,
     }  # fmt: skip
+
+
+def list_ops(name: str, meta: dict) -> tuple[str, ...]:
+    """Return the op kinds of a result that a target is of; () where it is of all."""
+    if name not in OF_GROUPING:
+        return OF_OPS.get(name, ())
+    return tuple(op for op in meta["kernel_hash"] if OP_KINDS[op].is_grouped == OF_GROUPING[name])
 
 
 def read_beside(name: str, folder: Path) -> list[dict]:
@@ -349,7 +360,7 @@ def make_summary(folder: Path = RESULTS) -> dict[str, Entry]:
         has_peer = path.exists() and has_upstream(read_json(path), folder)
         entry = None if name in OF_UPSTREAM and not has_peer else make_entry(name, folder)
         if entry is not None:
-            entries[name] = {key: value for key, value in entry.items() if has_peer or not is_over_upstream(key)}
+            entries[name] = {key: entry[key] for key in entry if has_peer or not key.startswith("over_upstream")}
     return entries
 
 
@@ -361,11 +372,6 @@ def has_upstream(result: dict, folder: Path) -> bool:
     sku = result.get("meta", result).get("sku")
     model = name_model(sku) if sku else folder.name if folder.parent == RECORDS else RESULTS.name
     return is_beside_upstream(result) or model == RESULTS.name
-
-
-def is_over_upstream(key: str) -> bool:
-    """Return whether a field of an entry needs DeepGEMM's time."""
-    return key.startswith("over_upstream")
 
 
 def main(arguments: list[str] | None = None) -> int:
