@@ -20,11 +20,12 @@ was not, stands at the entries. They hold for these hashes alone: the next chang
 #: the H100's: with newer kernels its choices for 108 caches take 1.002 of the time of the heuristic's picks, and up to
 #: 1.22 (an H200). Kernels of groups of rows with ends walk their tiles otherwise since the ones before: of nine choices
 #: for groups of 130 to 8,192 rows they take 0.99 of the time, 0.97 to 1.02, and 1.00 over 41 kernels (an H200).
-#: The first older ones are those of the kernels before FP8 tiles of 64 rows could have their math warpgroups side by
-#: side; of dense and masked FP8 products the second, after those of a sweep on an H200 that had such tiles. Since
-#: before, the code of other tiles is the same to the byte, but for 181 of 874 kernels of `fp8_gemm` that were compared,
-#: whose instructions the compiler orders otherwise. What the trees of that sweep choose was timed with the present
-#: kernels beside the heuristic's picks (benchmarks/results/h200: dense_fp8, random_fp8, m_grouped_masked).
+#: Of masked groups, and groups of rows with ends, the first older ones are those of the kernels before both walks over
+#: groups shared a class; masked groups were swept since. Of groups with ends the compiler orders the instructions of
+#: some kernels otherwise. The next older ones (of the other op kinds the first) are those of the kernels before FP8
+#: tiles of 64 rows could have their math warpgroups side by side; of masked FP8 products the one behind it, of dense
+#: ones the first, after those of sweeps that had such tiles. The code of other tiles is the same to the byte since
+#: (benchmarks/same_code.json).
 SERVED: dict[str, tuple[str, ...]] = {
     "fp8_gemm": (
         "0ec94ba9438ef1e74cca733c0bf6f025e0dc1362e47bee42832dd41c056b96e9",
@@ -51,6 +52,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "22eae68bc056be1ee003b56858def5619861018fd3fb2095e8ca237a90770aca",
     ),
     "m_grouped_fp8_gemm_masked": (
+        "850d69fa5409e49d83c6d9dbb57fde7cc04d9bfe6af0bbb09f158d25ad3aff6d",
         "20544f3148fd6e07c9f8fc81db439d28e27db221eacbe98c07234fda88649041",
         "ac83c99af2a0791cc6c3ae8ba8abaa56dd67b21c283daf1c76e3ce3bf6db7d74",
         "fcde7f4711c5ec7828392b6acc6295adb462550c134a719ce9534f845bfa75b3",
@@ -59,6 +61,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "d3d7e8a9ce70f0f3a967eee4a4479a34a2c7d1ae62e9daa2e44a435ae39d0b96",
     ),
     "m_grouped_bf16_gemm_masked": (
+        "919cf078818b7dea76ce2f4b73df34e8904d07d93b3702a5c98ef25b1b53648d",
         "1abb2deb4ce624f008c82b4e65bf66fbd6a2cab4d8a684fa810e59fa0eee9205",
         "21f2a3f5870ac75ce36a57e0a9c81bea29986654313ac748afbd7b0c3f091eed",
         "e902173e832f15919ee8df170d801d6e1233766318de7f6ed7aca02987b168b8",
@@ -78,6 +81,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "3c42891f2fad5684aa9b90abf46df722f891fba6849b513f78844e672ca0d350",
     ),
     "m_grouped_fp8_gemm_psum": (
+        "e7db63014e2bf1713698edc16b611640160d4237d771c37107b15df6c09c7402",
         "8d98f05470f18ee639b08ef70f85445c2f4f1a74b25625ea23fe6856b660f15e",
         "60bd7535e01bbfab5493852a93f29bc10ca7cf710f3750e8c197f41f86102845",
         "11636844eeec25ddfd377d5c0f5e9598229e6ee392afba90136c5d3af2bf8418",
@@ -85,6 +89,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "678991e2ae13e20573609d49f2aa424420467ae83587832d71d9b18ce31703ff",
     ),
     "m_grouped_bf16_gemm_psum": (
+        "ef46cf61305affd5ba213fd7a5e9aa8fdda712fc579e1a6556b4cbfedacea6aa",
         "af282f0312eaea003f93280f61dfdcdb294a9fb9da10a8197f0b7d594323ef75",
         "1d2f8831cb43b1b07d2318d826492c11835d89a596f412f15d14760310a86136",
         "24fef6c7b2940f2b641f119b4f4bda29459b8654eb9b5e6e7208b86fc563c64c",

@@ -19,7 +19,7 @@ FP8 = Product(GroupedVariant(FP8_MASKED), WIDE | {"scale_warp": 1}, Masked(130, 
 #: By sizes of the groups: the width of the tile that takes less on three SMs. A round of the narrow one takes some 0.7
 #: of the other's time; three tiles of it lie where two of the other do.
 TAKEN = {(0, 40): 64, (60, 64): 64, (70, 64): 128, (500, 0): 128, (-1, 64): 64}
-COLUMNS = "walk.n_start = (n_tile * Config::kClusterN + walk.rank_n) * Config::kBlockN;"
+COLUMNS = "n_start = (n_tile * Config::kClusterN + rank_n) * Config::kBlockN;"
 WALK = "deep_gemm/sm90/scheduler/group_walk.cuh"
 
 

@@ -6,31 +6,57 @@
 
 namespace deep_gemm {
 
-// Moves a scheduler to its tile, `tile`, of `n_tiles` cluster tiles along n for each along m. By a whole warp, its
-// `load_sums` counts the cluster tiles along m of 32 groups, a lane each, into `sums`; `start_pass` begins another walk
-// over all groups, behind the last one, or says that there is none; `set_group` is told which lane's group the tile is
-// of, and at which row in it the tile starts.
-template <class Config, class Scheduler>
-__device__ __forceinline__ void find_group_tile(Scheduler& walk) {
-    u32 total = walk.sums.total();
-#pragma unroll 1
-    while (walk.tile >= (walk.sums.before + total) * walk.n_tiles) {
-        walk.sums.before += total;
-        walk.sums.first += 32;
-        if (walk.sums.first >= walk.num_groups && !walk.start_pass()) {
-            walk.state = 0;
-            return;
-        }
-        walk.load_sums();
-        total = walk.sums.total();
+// A scheduler that walks so; `Walk` is the class derived from it. By a whole warp, its `load_sums` counts the cluster
+// tiles along m of 32 groups, a lane each, into `sums`; `start_pass` begins another walk over all groups, behind the
+// last one, or says that there is none; `set_group` is told which lane's group the tile is of, and at which row in it
+// the tile starts. Its constructor loads the first sums and locates the first tile.
+template <class Config, class Walk>
+struct GroupWalk : TileScheduler {
+    static constexpr u32 kClusterSize = Config::kClusterM * Config::kClusterN;
+
+    u32 num_groups, n_tiles, band;  // n_tiles: cluster tiles along n for each along m
+    u32 rank_m, rank_n;
+    u32 tile, step;
+    GroupSums sums;  // of cluster tiles along m
+
+    __device__ __forceinline__ GroupWalk(const Params& params, const GroupParams& groups, u32 cluster_rank)
+        : num_groups(groups.num_groups),
+          n_tiles(ceil_div(params.num_n_tiles, Config::kClusterN)),
+          band(params.band),
+          rank_m(Config::kClusterM > 1 ? cluster_rank : 0),
+          rank_n(Config::kClusterN > 1 ? cluster_rank : 0),
+          tile(blockIdx.x / kClusterSize),
+          step(gridDim.x / kClusterSize) {
+        first_step = 0;
     }
-    const u32 lane =
-        __ffs(__ballot_sync(0xffffffff, walk.tile < (walk.sums.before + walk.sums.inclusive) * walk.n_tiles)) - 1;
-    const u32 begin = walk.sums.begin_of(lane), end = walk.sums.end_of(lane);
-    u32 m_tile, n_tile;
-    locate_in_band(walk.tile - begin * walk.n_tiles, end - begin, walk.n_tiles, walk.band, m_tile, n_tile);
-    walk.set_group(lane, (m_tile * Config::kClusterM + walk.rank_m) * Config::kBlockM);
-    walk.n_start = (n_tile * Config::kClusterN + walk.rank_n) * Config::kBlockN;
-}
+
+    __device__ __forceinline__ void advance() {
+        tile += step;
+        locate();
+    }
+
+    // Makes `tile` the current one.
+    __device__ __forceinline__ void locate() {
+        Walk& walk = static_cast<Walk&>(*this);
+        u32 total = sums.total();
+#pragma unroll 1
+        while (tile >= (sums.before + total) * n_tiles) {
+            sums.before += total;
+            sums.first += 32;
+            if (sums.first >= num_groups && !walk.start_pass()) {
+                state = 0;
+                return;
+            }
+            walk.load_sums();
+            total = sums.total();
+        }
+        const u32 lane = __ffs(__ballot_sync(0xffffffff, tile < (sums.before + sums.inclusive) * n_tiles)) - 1;
+        const u32 begin = sums.begin_of(lane), end = sums.end_of(lane);
+        u32 m_tile, n_tile;
+        locate_in_band(tile - begin * n_tiles, end - begin, n_tiles, band, m_tile, n_tile);
+        walk.set_group(lane, (m_tile * Config::kClusterM + rank_m) * Config::kBlockM);
+        n_start = (n_tile * Config::kClusterN + rank_n) * Config::kBlockN;
+    }
+};
 
 }  // namespace deep_gemm

@@ -51,45 +51,34 @@ __device__ __forceinline__ u32 max_lanes_below(u32 value) {
 
 // Group by group. A group starts behind the largest end before it, so that no row is of two groups.
 template <class Config>
-struct PsumGroupWalk : TileScheduler, PsumRows {
+struct PsumGroupWalk : GroupWalk<Config, PsumGroupWalk<Config>>, PsumRows {
+    using Walk = GroupWalk<Config, PsumGroupWalk<Config>>;
     using PsumRows::kMaySelectRows;
-    static constexpr u32 rank_m = 0;
+    using Walk::num_groups;
+    using Walk::sums;
     static_assert(Config::kClusterM == 1, "the tiles of a pair may be of two groups");
 
     GroupEnds ends;
-    u32 num_groups, alignment, all_steps;
-    u32 n_tiles, band, rank_n;        // n_tiles: cluster tiles along n
-    u32 tile, step;
+    u32 alignment, all_steps;
     bool stores_padding, is_padding;  // whether the tiles of padding are walked, and are being walked
-    GroupSums sums;                   // of tiles along m
     u32 highest;                      // the largest end of the groups before those of the lanes
     u32 start, rows;                  // of the lane's group: its first row, or that of its padding; rows from there on
 
     __device__ __forceinline__ PsumGroupWalk(const Params& params, const GroupParams& groups, u32 cluster_rank, u32 m,
                                              u32 all_steps)
-        : ends{groups.groups, groups.num_groups, m},
-          num_groups(groups.num_groups),
+        : Walk(params, groups, cluster_rank),
+          ends{groups.groups, groups.num_groups, m},
           alignment(groups.reserved[kPsumAlignment]),
           all_steps(all_steps),
-          n_tiles(ceil_div(params.num_n_tiles, Config::kClusterN)),
-          band(params.band),
-          rank_n(Config::kClusterN > 1 ? cluster_rank : 0),
-          tile(blockIdx.x / Config::kClusterN),
-          step(gridDim.x / Config::kClusterN),
           stores_padding(groups.reserved[kPsumZeroPadding] != 0),
           is_padding(false),
           highest(0) {
-        matrix_a = 0, matrix_d = 0, first_step = 0;
+        this->matrix_a = 0, this->matrix_d = 0;
         load_sums();
-        locate();
+        this->locate();
     }
 
-    __device__ __forceinline__ void advance() {
-        tile += step;
-        locate();
-    }
-
-    // What find_group_tile asks for.
+    // What the walk asks for.
     __device__ __forceinline__ void load_sums() {
         const u32 group = sums.first + threadIdx.x % 32;
         const u32 end = group < num_groups ? ends.end_of(group) : 0, below = max_lanes_below(end);
@@ -109,15 +98,13 @@ struct PsumGroupWalk : TileScheduler, PsumRows {
 
     __device__ __forceinline__ void set_group(u32 lane, u32 row) {
         const u32 left = __shfl_sync(0xffffffff, rows, lane) - row;
-        m_start = __shfl_sync(0xffffffff, start, lane) + row;
-        matrix_b = sums.first + lane;
-        num_steps = is_padding ? 0 : all_steps;  // without steps +0 is stored
-        state = state_of<Config::kBlockM>(left < Config::kBlockM ? left : Config::kBlockM, stores_padding);
+        this->m_start = __shfl_sync(0xffffffff, start, lane) + row;
+        this->matrix_b = sums.first + lane;
+        this->num_steps = is_padding ? 0 : all_steps;  // without steps +0 is stored
+        this->state = state_of<Config::kBlockM>(left < Config::kBlockM ? left : Config::kBlockM, stores_padding);
     }
 
  private:
-    __device__ __forceinline__ void locate() { find_group_tile<Config>(*this); }
-
     __device__ __forceinline__ u32 align_to_group(u32 row) const { return ceil_div(row, alignment) * alignment; }
 
     // The tiles between the lane's group and the `next` one, which may begin beyond D.

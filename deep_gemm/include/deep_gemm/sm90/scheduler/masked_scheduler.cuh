@@ -7,51 +7,33 @@
 namespace deep_gemm {
 
 template <class Config>
-struct MaskedScheduler : TileScheduler {
-    static constexpr u32 kClusterSize = Config::kClusterM * Config::kClusterN;
+struct MaskedScheduler : GroupWalk<Config, MaskedScheduler<Config>> {
+    using Walk = GroupWalk<Config, MaskedScheduler<Config>>;
+    using Walk::sums;
 
     const int* sizes;  // rows of each group
-    u32 m, num_groups, n_tiles, band;  // n_tiles: cluster tiles along n
-    u32 rank_m, rank_n;
-    u32 tile, step;
-    GroupSums sums;  // of cluster tiles along m
+    u32 m;
 
     __device__ __forceinline__ MaskedScheduler(const Params& params, const GroupParams& groups, u32 cluster_rank, u32 m,
                                                u32 all_steps)
-        : sizes(groups.groups),
-          m(m),
-          num_groups(groups.num_groups),
-          n_tiles(ceil_div(params.num_n_tiles, Config::kClusterN)),
-          band(params.band),
-          rank_m(Config::kClusterM > 1 ? cluster_rank : 0),
-          rank_n(Config::kClusterN > 1 ? cluster_rank : 0),
-          tile(blockIdx.x / kClusterSize),
-          step(gridDim.x / kClusterSize) {
-        first_step = 0, num_steps = all_steps, state = kValid;
+        : Walk(params, groups, cluster_rank), sizes(groups.groups), m(m) {
+        this->num_steps = all_steps, this->state = Tile::kValid;
         load_sums();
-        locate();
+        this->locate();
     }
 
-    __device__ __forceinline__ void advance() {
-        tile += step;
-        locate();
-    }
-
-    // What find_group_tile asks for.
+    // What the walk asks for.
     __device__ __forceinline__ void load_sums() {
         const u32 group = sums.first + threadIdx.x % 32;
-        const int size = group < num_groups ? ptx::load_index(sizes + group) : 0;
+        const int size = group < this->num_groups ? ptx::load_index(sizes + group) : 0;
         const u32 rows = size < 0 ? 0 : u32(size) < m ? u32(size) : m;
         sums.inclusive = add_lanes_below(ceil_div(rows, Config::kBlockM * Config::kClusterM));
     }
     __device__ __forceinline__ static bool start_pass() { return false; }
     __device__ __forceinline__ void set_group(u32 lane, u32 row) {
-        matrix_a = matrix_b = matrix_d = sums.first + lane;
-        m_start = row;
+        this->matrix_a = this->matrix_b = this->matrix_d = sums.first + lane;
+        this->m_start = row;
     }
-
- private:
-    __device__ __forceinline__ void locate() { find_group_tile<Config>(*this); }
 };
 
 }  // namespace deep_gemm
