@@ -1,10 +1,7 @@
 #include "core/candidates.hpp"
 
 #include <algorithm>
-#include <array>
-#include <atomic>
-#include <bit>
-#include <mutex>
+#include <span>
 
 #include "core/loop_rule.hpp"
 
@@ -23,11 +20,13 @@ constexpr int kVectorBlockN = 152;
 // MMAs share the column scales of 1d1d, but none between these two widths, except where blocks of B have one scale:
 // (1698, 6080, 17280) takes 287 us with 256x112, which fills three waves, and 305 with the next best (H100).
 constexpr int kMinBlockN128 = 64, kNarrowBlockN256 = 64, kBlockScaledN256 = 112, kMinBlockN256 = 128;
-// Plain tiles that are also split, and how often: the middle between decode and grids that fill the SMs.
+// Plain tiles that are also split, and how often: the middle between decode and grids that fill the SMs. The last is
+// for FP8 alone (H200, (64, 576, 7168): 4.58 us, 4.70 with the next best).
 struct SplitTile {
     int block_m, block_n, max_split;
 };
-constexpr SplitTile kSplitTiles[] = {{64, 32, 4}, {64, 48, 4}, {64, 64, 8}, {64, 96, 4}, {128, 64, 4}, {128, 96, 4}};
+constexpr SplitTile kSplitTiles[] = {{64, 32, 4},  {64, 48, 4},  {64, 64, 8}, {64, 96, 4},
+                                     {128, 64, 4}, {128, 96, 4}, {64, 40, 8}};
 constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
 // Swapped tiles: the MMA's rows, which take n, and its columns, which take the tokens.
 constexpr int kSwappedRows[] = {64, 128};
@@ -156,9 +155,11 @@ std::vector<int> list_block_ns(const Problem& variant, int block_m) {
 }
 
 // Tiles whose warpgroups stand side by side waste fewer rows than those of 128: the heuristic loses less with them
-// (docs/kernels.md). Up to 64 rows they lose to others, so the pruning leaves them out there. Dense products, which
-// gain as much, are to have them with their next sweep; other op kinds were not timed with them.
-bool takes_beside(const OpKind& kind) { return kind.has_room(); }
+// (docs/kernels.md). Up to 64 rows they lose to others, so the pruning leaves them out there. Other op kinds, and dense
+// products with two vectors of scales, were not timed with them.
+bool takes_beside(const Problem& variant) {
+    return op_kind(variant.op).has_room() || (!op_kind(variant.op).is_grouped() && variant.recipe == Recipe::k1d2d);
+}
 
 // Whether tiles of 256 rows have this width.
 bool is_tall_width(const Problem& variant, int block_n) {
@@ -188,13 +189,13 @@ void append_plain(std::vector<Config>& space, const Problem& variant, const Devi
                                     .block_k = stage_k(variant.op),
                                     .cluster_m = cluster_m,
                                     .cluster_n = cluster_n};
-                if (is_beside(config) && !takes_beside(op_kind(variant.op))) continue;
+                if (is_beside(config) && !takes_beside(variant)) continue;
                 if (!spills(variant, config)) append_rings(space, variant, config, device);
             }
 }
 
 void append_plain_splits(std::vector<Config>& space, const Problem& variant, const Device& device) {
-    for (const SplitTile& tile : kSplitTiles)
+    for (const SplitTile& tile : std::span(kSplitTiles).first(std::size(kSplitTiles) - !is_fp8(variant.op)))
         for (int split = 2; split <= tile.max_split; split *= 2)
             append_rings(
                 space, variant,
@@ -237,79 +238,6 @@ void append_wide_swapped(std::vector<Config>& space, const Problem& variant, con
                      device);
 }
 
-// Problems of one op kind whose words, and numbers of heads, are all legal, each by itself: a bound on its variants.
-constexpr size_t count_variants(const OpKind& kind) {
-    constexpr size_t kHeads = Problem::kHeadSizes.size(), kPages = Problem::kPageSizes.size();
-    size_t count = kind.is_logits() ? kHeads * size_t(Problem::kMaxHeads / Problem::kHeadsUnit) : 1;
-    if (kind.is_paged()) count *= kPages * size_t(Problem::kMaxNextN);
-    for (const ProblemField& field : kProblemFields)
-        if (field.type == FieldType::kWord) count *= size_t(std::popcount(field.legal(kind)));
-    return count;
-}
-
-constexpr size_t count_all_variants() {
-    size_t count = 0;
-    for (const OpKind& kind : kOpKinds) count += count_variants(kind);
-    return count;
-}
-
-std::vector<SpaceTile> make_tiles(const Problem& variant, const Device& device) {
-    std::vector<SpaceTile> tiles;
-    for (const Config& config : get_default_space(variant, device))
-        tiles.push_back({config, find_facts(variant, config)});
-    return tiles;
-}
-
-// The default spaces of SM90 GPUs by variant, with open addressing. At least half of the slots stay free, because there
-// are no more variants. Readers take no lock: a slot is filled once and never changes.
-class SpaceTable {
- public:
-    const std::vector<SpaceTile>& find_or_make(const Problem& variant) {
-        VariantKey key = variant_key(variant);
-        if (is_logits(variant)) key.bytes.back() = uint8_t(variant.k);  // the size of a head
-        if (const Entry* entry = find(key)->load(std::memory_order_acquire)) return entry->space;
-        const std::lock_guard lock(mutex_);
-        std::atomic<const Entry*>& slot = *find(key);
-        if (slot.load(std::memory_order_relaxed) == nullptr)
-            slot.store(new Entry{key, make_space(variant)}, std::memory_order_release);
-        return slot.load(std::memory_order_relaxed)->space;
-    }
-
- private:
-    struct Entry {
-        VariantKey key;
-        std::vector<SpaceTile> space;
-    };
-    static constexpr size_t kNumSlots = std::bit_ceil(2 * count_all_variants());
-
-    // The slot that holds `key`, or the free one where it belongs.
-    std::atomic<const Entry*>* find(const VariantKey& key) {
-        for (size_t index = hash_value(key);; ++index) {
-            std::atomic<const Entry*>& slot = slots_[index % kNumSlots];
-            const Entry* entry = slot.load(std::memory_order_acquire);
-            if (entry == nullptr || entry->key == key) return &slot;
-        }
-    }
-
-    static std::vector<SpaceTile> make_space(Problem variant) {
-        Device device;
-        device.sm_count = Problem::kMaxSms;
-        if (op_kind(variant.op).m_is_shared()) variant.alignment = kAnyTileAlignment;  // that of a problem is its own
-        return make_tiles(variant, device);
-    }
-
-    std::array<std::atomic<const Entry*>, kNumSlots> slots_{};
-    std::mutex mutex_;
-};
-
-bool is_common(const Device& device) { return device.smem_bytes == kSm90SmemBytes && device.compute_major == 9; }
-
-const std::vector<SpaceTile>& find_common_tiles(const Problem& variant) {
-    // Never freed: threads may select until the process ends.
-    static SpaceTable& table = *new SpaceTable;
-    return table.find_or_make(variant);
-}
-
 }  // namespace
 
 std::vector<Config> get_default_space(const Problem& variant, const Device& device) {
@@ -330,10 +258,6 @@ std::vector<Config> get_default_space(const Problem& variant, const Device& devi
     append_wide_swapped(space, any, device);
     return space;
 }
-
-Space::Space(const Problem& variant, const Device& device)
-    : own_(is_common(device) ? std::vector<SpaceTile>() : make_tiles(variant, device)),
-      tiles_(is_common(device) ? find_common_tiles(variant) : own_) {}
 
 Pruning::Pruning(const Problem& problem, const Device& device)
     : m(rows_per_group(problem)),

@@ -18,7 +18,8 @@ inline constexpr size_t kMaxCandidates = 176;
 // Tiles that became candidates after the features of the heuristic's revision were frozen (find_feature_pick).
 inline constexpr bool is_late_tile(const Config& config) {
     const auto has_sides = [&](int m, int n) { return config.block_m == m && config.block_n == n; };
-    return has_sides(256, 112) || has_sides(128, 152) || (has_sides(64, 48) && config.split_k > 1) || is_beside(config);
+    const bool is_late_split = config.split_k > 1 && (has_sides(64, 40) || has_sides(64, 48));
+    return has_sides(256, 112) || has_sides(128, 152) || is_late_split || is_beside(config);
 }
 
 // The union of all candidates of problems of `variant`'s variant, legal on `device` when all its SMs may be used. In a

@@ -9,7 +9,7 @@ from deep_gemm import _C
 from deep_gemm.artifact import exact_key
 from tuner.learn.artifact import build_artifact
 from tuner.learn.forest import flatten
-from tuner.learn.learner import choose_row
+from tuner.learn.learner import SLACK, choose_row, widen
 
 OP = "fp8_gemm"
 KERNEL_HASH = "0123456789abcdef" * 4
@@ -111,7 +111,7 @@ def make_parts(num_configs: int = 8, num_trees: int = 16, leaves: int = 8, num_p
     rows = [get_rows(problem) for problem in problems]
     features = np.concatenate(rows)
     model = train_model(features, num_trees, leaves)
-    hull = features.min(axis=0).astype(np.float64), features.max(axis=0).astype(np.float64)
+    hull = widen(features, SLACK)
     arrays = {
         "configs": np.array([list(config.as_dict().values()) for config in make_portfolio(num_configs, op)], np.int32),
         "feature_min": hull[0],

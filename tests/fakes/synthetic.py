@@ -60,7 +60,7 @@ RATES = {
 def true_log_ratio(problem, config) -> float:
     """Return log(true time / estimate): what the heuristic does not know and a model can learn from the shape."""
     n, k, m = (math.log2(value) for value in (problem.n, problem.k, problem.m))
-    wide = config.block_n / 128.0
+    wide = min(config.block_n, 192) / 128.0  # tiles whose warpgroups stand side by side are no wider than others
     bend = 0.07 * math.sin(0.9 * n + 1.7 * wide) + 0.06 * math.sin(0.8 * k - 1.3 * wide + 0.4 * config.cluster_m)
     bend += 0.05 * math.cos(0.6 * m + config.block_m / 64.0 + 0.5 * config.cluster_n) - 0.03 * math.tanh(
         (config.num_stages - 4) / 3.0

@@ -58,7 +58,8 @@ def test_default_space_holds_every_knob(op):
         (config.block_n, config.split_k) for config in swapped
     }
     splits = {(config.block_m, config.block_n): config.split_k for config in plain if config.split_k > 1}
-    assert splits == {(64, 32): 4, (64, 48): 4, (64, 64): 8, (64, 96): 4, (128, 64): 4, (128, 96): 4}
+    both = {(64, 32): 4, (64, 48): 4, (64, 64): 8, (64, 96): 4, (128, 64): 4, (128, 96): 4}
+    assert splits == both | ({(64, 40): 8} if op == "fp8_gemm" else {})
     assert len(space) >= 110
 
 
@@ -68,15 +69,15 @@ def test_bf16_has_wide_tiles():
 
 
 @pytest.mark.parametrize("problem", VARIANTS, ids=str)
-def test_tiles_side_by_side_are_for_masked_fp8(problem):
-    """From 65 rows on: with fewer, narrower tiles are better."""
+def test_tiles_side_by_side_are_for_dense_and_masked_fp8(problem):
+    """From 65 rows on: with fewer, narrower tiles are better. Dense products with two vectors of scales lack them."""
 
     def list_beside(configs) -> set:
         return {config.block_n for config in configs if config.block_m == 64 and config.column_side > 208}
 
     if not problem.op.startswith(("fp8", "m_grouped_fp8", "k_grouped_fp8", "batched_fp8")):
         return
-    is_swept = problem.op in MASKED
+    is_swept = problem.op in MASKED or (problem.op == "fp8_gemm" and problem.recipe == "1d2d")
     assert not is_swept or list_beside(_C.get_default_space(problem, H200)) <= {224, 256}
     assert is_swept == bool(list_beside(_C.get_default_space(problem, H200)))
     for m, some in ((64, False), (65, is_swept)):

@@ -250,7 +250,7 @@ def test_unknown_kernel_hash_is_no_mismatch():
 
 def test_outside_the_hull(no_exact):
     selector, problems = no_exact
-    check_analytic(selector, _C.Problem(OP, 10**6, 10**6, 10**6), "outside the training hull: log2_rows")
+    check_analytic(selector, _C.Problem(OP, 10**6, 10**6, 10**6), "outside the training hull: log2_pick_us")
     check_analytic(selector, _C.Problem(OP, 512, 512, 512, num_sms=60), "outside the training hull: num_sms")
     assert selector.choose(problems[0], DEVICE).source == "learned"
 

@@ -24,7 +24,7 @@ DEVICE = _C.Device.known("h200")
 HERE, NEAR, LONG = (
     _C.Problem("fp8_gemm", m, n, k) for m, n, k in ((64, 2112, 7168), (56, 2112, 7168), (4096, 7168, 7168))
 )
-FEW = _C.get_shortlist(HERE, DEVICE, 24)
+FEW = [*_C.get_shortlist(HERE, DEVICE, 24), *_C.get_shortlist(LONG, DEVICE, 4)]
 PICKS = [_C.get_analytic_config(problem, DEVICE) for problem in (HERE, NEAR)]
 CONFIG = min(set(FEW).difference(PICKS), key=lambda config: simulate_time_us(HERE, config, DEVICE))
 

@@ -33,8 +33,8 @@ def test_rows_are_the_best_by_estimate_and_the_measured_best(data, rows):
     assert len(set(zip(rows.problem.tolist(), rows.column.tolist(), strict=True))) == len(rows.problem)
     first = rows.place == 0
     assert (rows.column[first] == data.heuristic[rows.problem[first]]).all()
-    late = {(256, 112), (64, 224), (64, 256)}
-    is_late = np.array([(config.block_m, config.block_n) in late for config in data.configs])
+    late = {(256, 112, 1), (64, 224, 1), (64, 256, 1), *((64, n, split) for n in (40, 48) for split in (2, 4, 8))}
+    is_late = np.array([(config.block_m, config.block_n, config.split_k) in late for config in data.configs])
     assert not rows.estimate[first & ~is_late[rows.column]].any() and (rows.estimate[first] <= 0.0).all()
     for row in np.flatnonzero(data.full_space):
         own = rows.of(np.array([row]))

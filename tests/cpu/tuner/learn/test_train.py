@@ -88,7 +88,7 @@ def test_guards_take_the_largest_margin_of_those_that_cost_the_least(data, monke
     monkeypatch.setattr(
         learner, "predict_left_out", lambda data, rows, wanted, *more: data.log_ratio[wanted.problem, wanted.column]
     )
-    monkeypatch.setattr(learner, "MARGINS", (0.05, 0.005, 0.0025))
+    monkeypatch.setattr(learner, "MARGINS", (0.05, 0.003, 0.0025))
     rows = residual.make_config_rows(data)
     margin = learner.fit_guards(data, rows, SETTINGS).margin
     own = rows.where((rows.place != residual.UNRANKED) & (data.state[rows.problem, rows.column] != UNMEASURED))
@@ -98,7 +98,7 @@ def test_guards_take_the_largest_margin_of_those_that_cost_the_least(data, monke
         for each in learner.MARGINS
     }
     equal = [each for each in learner.MARGINS if costs[each] <= min(costs.values()) + learner.MARGIN_TOLERANCE]
-    assert margin == max(equal) == 0.005 and costs[0.05] > costs[0.0025] + learner.MARGIN_TOLERANCE
+    assert margin == max(equal) == 0.003 and costs[0.05] > costs[0.0025] + learner.MARGIN_TOLERANCE
 
 
 def record_fits(monkeypatch, module) -> list:
