@@ -20,12 +20,12 @@ was not, stands at the entries. They hold for these hashes alone: the next chang
 #: the H100's: with newer kernels its choices for 108 caches take 1.002 of the time of the heuristic's picks, and up to
 #: 1.22 (an H200). Kernels of groups of rows with ends walk their tiles otherwise since the ones before: of nine choices
 #: for groups of 130 to 8,192 rows they take 0.99 of the time, 0.97 to 1.02, and 1.00 over 41 kernels (an H200).
-#: Of masked groups, and groups of rows with ends, the first older ones are those of the kernels before both walks over
-#: groups shared a class; masked groups were swept since. Of groups with ends the compiler orders the instructions of
-#: some kernels otherwise. The next older ones (of the other op kinds the first) are those of the kernels before FP8
-#: tiles of 64 rows could have their math warpgroups side by side; of masked FP8 products the one behind it, of dense
-#: ones the first, after those of sweeps that had such tiles. The code of other tiles is the same to the byte since
-#: (benchmarks/same_code.json).
+#: Of masked groups and of groups with ends, the first older hash is of the kernels before both walks over groups shared
+#: a class. The next one (of other op kinds the first) is of the kernels before FP8 tiles of 64 rows could have their
+#: math warpgroups side by side; of masked FP8 products one more stands between, of an earlier form of these tiles.
+#: Other tiles have had the same code since, to the byte, but for the order of instructions in some kernels of masked
+#: FP8 products, which were swept again, and of groups with ends, which were not timed (benchmarks/same_code.json counts
+#: both).
 SERVED: dict[str, tuple[str, ...]] = {
     "fp8_gemm": (
         "0ec94ba9438ef1e74cca733c0bf6f025e0dc1362e47bee42832dd41c056b96e9",

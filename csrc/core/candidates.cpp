@@ -1,7 +1,6 @@
 #include "core/candidates.hpp"
 
 #include <algorithm>
-#include <span>
 
 #include "core/loop_rule.hpp"
 
@@ -11,7 +10,7 @@ namespace {
 constexpr int kBlockMs[] = {64, 128, 256};
 // Multiples of 8 up to 72, where narrow shapes need fine steps, then widths that fill the waves of common weights. FP8
 // leaves out those that meet three B scales or need too many registers, but has 64 rows by 224 and 256 columns, by two
-// math warpgroups side by side. Narrower ones lose to swapped tiles.
+// math warpgroups side by side. Widths below 32 lose to swapped tiles.
 constexpr int kBlockNs[] = {32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 136, 144, 160, 176, 192, 208, 224, 256};
 // Two vectors of scales alone: of 66 products in groups of K 128x152 is the best tile of 27, by up to 6 % (H100). With
 // it the heuristic loses 4.9 % (6.7 without), on 14 dense ones 3.5 (3.2).
@@ -20,13 +19,14 @@ constexpr int kVectorBlockN = 152;
 // MMAs share the column scales of 1d1d, but none between these two widths, except where blocks of B have one scale:
 // (1698, 6080, 17280) takes 287 us with 256x112, which fills three waves, and 305 with the next best (H100).
 constexpr int kMinBlockN128 = 64, kNarrowBlockN256 = 64, kBlockScaledN256 = 112, kMinBlockN256 = 128;
-// Plain tiles that are also split, and how often: the middle between decode and grids that fill the SMs. The last is
-// for FP8 alone (H200, (64, 576, 7168): 4.58 us, 4.70 with the next best).
+// Plain tiles that are also split, and how often: the middle between decode and grids that fill the SMs. 64x40 was
+// timed in FP8 alone (H200, (64, 576, 7168): 4.42 us in eight parts, 4.54 with the best before).
 struct SplitTile {
     int block_m, block_n, max_split;
+    bool is_fp8_alone = false;
 };
-constexpr SplitTile kSplitTiles[] = {{64, 32, 4},  {64, 48, 4},  {64, 64, 8}, {64, 96, 4},
-                                     {128, 64, 4}, {128, 96, 4}, {64, 40, 8}};
+constexpr SplitTile kSplitTiles[] = {{64, 32, 4},  {64, 48, 4},  {64, 64, 8},      {64, 96, 4},
+                                     {128, 64, 4}, {128, 96, 4}, {64, 40, 8, true}};
 constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
 // Swapped tiles: the MMA's rows, which take n, and its columns, which take the tokens.
 constexpr int kSwappedRows[] = {64, 128};
@@ -155,10 +155,12 @@ std::vector<int> list_block_ns(const Problem& variant, int block_m) {
 }
 
 // Tiles whose warpgroups stand side by side waste fewer rows than those of 128: the heuristic loses less with them
-// (docs/kernels.md). Up to 64 rows they lose to others, so the pruning leaves them out there. Other op kinds, and dense
-// products with two vectors of scales, were not timed with them.
+// (docs/kernels.md). Up to 64 rows they lose to others, so the pruning leaves them out there. Dense products have them as
+// far as they were swept with them: with block scales, a BF16 D and no C. Other op kinds were not.
 bool takes_beside(const Problem& variant) {
-    return op_kind(variant.op).has_room() || (!op_kind(variant.op).is_grouped() && variant.recipe == Recipe::k1d2d);
+    const bool is_plain = variant.d_dtype == DDtype::kBf16 && variant.c_mode == CMode::kNone;
+    return op_kind(variant.op).has_room() ||
+           (!op_kind(variant.op).is_grouped() && variant.recipe == Recipe::k1d2d && is_plain);
 }
 
 // Whether tiles of 256 rows have this width.
@@ -195,12 +197,14 @@ void append_plain(std::vector<Config>& space, const Problem& variant, const Devi
 }
 
 void append_plain_splits(std::vector<Config>& space, const Problem& variant, const Device& device) {
-    for (const SplitTile& tile : std::span(kSplitTiles).first(std::size(kSplitTiles) - !is_fp8(variant.op)))
+    for (const SplitTile& tile : kSplitTiles) {
+        if (tile.is_fp8_alone && !is_fp8(variant.op)) continue;
         for (int split = 2; split <= tile.max_split; split *= 2)
             append_rings(
                 space, variant,
                 {.block_m = tile.block_m, .block_n = tile.block_n, .block_k = stage_k(variant.op), .split_k = split},
                 device);
+    }
 }
 
 void append_masked(std::vector<Config>& space, const Problem& variant, const Device& device) {

@@ -23,8 +23,8 @@ inline constexpr bool is_late_tile(const Config& config) {
 }
 
 // The union of all candidates of problems of `variant`'s variant, legal on `device` when all its SMs may be used. In a
-// fixed order: rows on m before swapped, whole before split, then by tile, cluster, deeper rings first, so that of two
-// equal estimates the simpler config with the deeper ring wins.
+// fixed order: rows on m before swapped, whole before split, then by tile (64x40 last), cluster, deeper rings first, so
+// that of two equal estimates the simpler config with the deeper ring wins.
 std::vector<Config> get_default_space(const Problem& variant, const Device& device);
 
 struct SpaceTile {

@@ -1,4 +1,4 @@
-// The default spaces with the facts of their configs, kept for the GPUs that most processes see.
+// The default spaces of SM90 GPUs as sold, with the facts of their configs: made once for each variant, and kept.
 #include <array>
 #include <atomic>
 #include <bit>
@@ -9,7 +9,8 @@
 namespace deep_gemm {
 namespace {
 
-// Problems of one op kind whose words, and numbers of heads, are all legal, each by itself: a bound on its variants.
+// An upper bound on the variants of an op kind: all combinations of words, heads and page sizes that are each legal by
+// themselves.
 constexpr size_t count_variants(const OpKind& kind) {
     constexpr size_t kHeads = Problem::kHeadSizes.size(), kPages = Problem::kPageSizes.size();
     size_t count = kind.is_logits() ? kHeads * size_t(Problem::kMaxHeads / Problem::kHeadsUnit) : 1;

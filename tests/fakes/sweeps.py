@@ -28,7 +28,7 @@ def train_and_export(database, folder, trees: int, portfolio_size: int) -> None:
     size = ["--trees", str(trees), "--portfolio-size", str(portfolio_size)]
     for arguments in (
         ["train", "--db", str(database), "--out", str(folder), *size],
-        ["evaluate", *shared, "--jobs", "2"],
+        ["evaluate", *shared, "--jobs", "1"],  # starting processes takes longer than so few folds
         ["export", *shared, "--out", str(folder / "models"), "--force"],
     ):
         assert cli.run(arguments) == 0

@@ -180,6 +180,7 @@ def test_machine_code_is_read_from_the_image():
         cubin.read_code(image[:100])
 
 
+@pytest.mark.full
 def test_kernels_of_two_tiles_are_compared_as_those_of_an_op_kind(tmp_path):
     """Of the older set their sources are asked for, too."""
     cases, sources = same_code.list_kernels(hashing.SECOND_TILE)

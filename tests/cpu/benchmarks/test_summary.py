@@ -86,6 +86,7 @@ def test_a_relative_folder_is_of_its_gpu_model(tmp_path, monkeypatch):
         assert read_json(tmp_path / name / "summary.json").keys() == targets
 
 
+@pytest.mark.full
 def test_folders_are_told_apart_where_the_checkout_is_reached_through_a_link(tmp_path):
     """A folder that is named is resolved: so must be what it is compared with."""
     (tmp_path / "link").symlink_to(stamp.ROOT)

@@ -43,7 +43,7 @@ PRODUCTS = {
     "side by side": Product(FP8, fp8(64, 224), Masked(133, 430, 200, MANY), num_sms=2),
     "fewer rows than a block": Product(FP8, fp8(64, 64), Masked(70, 130, 24, (24, 0, 7)), num_sms=1),
 }
-MAIN = ("staged", "with a tail", "swapped, 24 rows", "swapped, 72 rows", "256 rows, direct", "pair along m")
+MAIN = ("staged", "swapped, 24 rows", "256 rows, direct")
 NAMES = [name if name in MAIN else pytest.param(name, marks=pytest.mark.full) for name in PRODUCTS]
 
 

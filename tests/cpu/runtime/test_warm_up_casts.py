@@ -64,8 +64,8 @@ def warm_up_and_quantise(folder: str, name: str, problem: dict) -> tuple[dict, i
     "name, problem, kernels",
     [
         ("dense", DENSE, ["cast_rows"] * 2),
-        ("masked", MASKED, ["cast_rows"] * 4),
-        ("weight gradient", WGRAD, ["cast_blocks"] * 2 + ["cast_rows"] * 2),
+        pytest.param("masked", MASKED, ["cast_rows"] * 4, marks=pytest.mark.full),
+        pytest.param("weight gradient", WGRAD, ["cast_blocks"] * 2 + ["cast_rows"] * 2, marks=pytest.mark.full),
     ],
 )
 def test_casts_after_a_warm_up_compile_and_load_nothing(tmp_path, name, problem, kernels):

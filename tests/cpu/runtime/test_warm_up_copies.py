@@ -63,7 +63,7 @@ CASES = {
         0,
     ),
 }
-QUICK = ("other rows", "limited", "columns apart", "groups, both vectors")
+QUICK = ("other rows", "groups, both vectors")
 
 
 def warm_up_and_call(folder: str, name: str) -> tuple[dict, int]:

@@ -75,7 +75,7 @@ def test_what_was_trained_with_older_rows_is_read_with_them(tmp_path, monkeypatc
         train.load_with_data(folder / op, "")
 
 
-@pytest.mark.parametrize("serving", [(NEW, OLD), (NEW,)])
+@pytest.mark.parametrize("serving", [(NEW, OLD), pytest.param((NEW,), marks=pytest.mark.full)])
 def test_a_snapshot_keeps_what_training_joins(tmp_path, monkeypatch, serving):
     """However little room there is; rows of older kernels that the newest ran as well, or that do not serve, go."""
     path, target = tmp_path / "tuning.db", tmp_path / "published.db"
