@@ -50,6 +50,7 @@ def test_the_replay_ends_when_the_calibration_is_done(database, tmp_path, monkey
     assert [(row["round"], row["done"]) for row in read_json(out)["rows"]] == [(0, False), (1, True), ("all", True)]
 
 
+@pytest.mark.full
 def test_the_replay_goes_on_for_so_many_seconds(database, tmp_path, monkeypatch):
     monkeypatch.setattr(quick.Calibration, "is_done", property(lambda self: bool(self.rounds)))
     monkeypatch.setattr(calibration, "time_problems", lambda blocks, _: {block.problem: 1.0 for block in blocks})

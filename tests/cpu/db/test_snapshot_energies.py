@@ -57,6 +57,7 @@ def holds_searches(path) -> bool:
     return any((block, config, "search") in rows for block, config, role in rows if role == "confirm")
 
 
+@pytest.mark.full
 def test_energies_that_older_kernels_alone_have_go_last(recorded, tmp_path, capsys):
     """The same energies of newer kernels take their place; else older kernels and search rows go before them."""
     target = tmp_path / "small.db"

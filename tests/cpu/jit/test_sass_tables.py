@@ -31,7 +31,7 @@ BRANCH = """extern "C" __global__ void look_up(int* out, int place) {
 }
 """
 TABLES = {"global": f"__device__ const{LOOK_UP}", "constant": f"__constant__{LOOK_UP}", "branch": BRANCH}
-FEW = ("fp8_gemm", "k_grouped_bf16_gemm_contiguous", "fp8_paged_mqa_logits")
+FEW = ("fp8_gemm", "fp8_paged_mqa_logits")
 NAMES = [name if name in FEW else pytest.param(name, marks=pytest.mark.full) for name in OP_KINDS]
 
 

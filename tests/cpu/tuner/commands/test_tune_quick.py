@@ -117,6 +117,7 @@ def test_an_op_kind_of_which_nothing_was_measured_stays_as_it_is_and_the_others_
     assert calibrate.describe_costs(calibrator.calibrations[1]) == "bf16_gemm not measured"
 
 
+@pytest.mark.full
 def test_rows_of_other_problems_are_no_round(few_sources, tmp_path):
     """A second calibration into one database: a round that measured nothing was logged as one without regret."""
     run_sweep(tmp_path / "t.db", [_C.Problem("fp8_gemm", m, 7168, 2048) for m in (2048, 4096)])

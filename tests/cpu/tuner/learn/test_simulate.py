@@ -51,6 +51,7 @@ def test_regret_falls_with_the_number_of_configs(data):
     assert found["problems"] == 4 and found["families"] == len(set(data.families.tolist()))
 
 
+@pytest.mark.full
 def test_orders_do_better_than_chance(data):
     found = simulation.describe(simulation.simulate(data, np.arange(4), [0, 1]))
     assert means(found, "analytic")[0] <= means(found, "random")[0]
