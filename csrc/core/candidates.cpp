@@ -155,8 +155,8 @@ std::vector<int> list_block_ns(const Problem& variant, int block_m) {
 }
 
 // Tiles whose warpgroups stand side by side waste fewer rows than those of 128: the heuristic loses less with them
-// (docs/kernels.md). Up to 64 rows they lose to others, so the pruning leaves them out there. Dense products have them as
-// far as they were swept with them: with block scales, a BF16 D and no C. Other op kinds were not.
+// (docs/kernels.md). Up to 64 rows they lose to others, so the pruning leaves them out there. Dense products have them
+// as far as they were swept with them: with block scales, a BF16 D and no C. Other op kinds were not.
 bool takes_beside(const Problem& variant) {
     const bool is_plain = variant.d_dtype == DDtype::kBf16 && variant.c_mode == CMode::kNone;
     return op_kind(variant.op).has_room() ||
