@@ -1,5 +1,6 @@
-"""Write the generated tables: of the ops in README.md, of measured figures and of regret in docs/performance.md, of
-fits in docs/search.md, and of whole models in docs/nn.md and docs/tune-your-model.md.
+"""Write the generated tables: of the ops in README.md, of measured figures and of regret in docs/performance.md and in
+the page of each GPU model beside it, of fits in docs/search.md, and of whole models in docs/nn.md and
+docs/tune-your-model.md.
 
 Example: python -m benchmarks.tables
 
@@ -162,15 +163,17 @@ def make_recorded(make_lines: Callable[[dict], list[str]], model: str, file: str
 TABLES: dict[str, tuple[str, Callable[[], list[str]]]] = {
     "ops": ("README.md", ops.make_table),
     "measured": ("docs/performance.md", lambda: make_measured_table(read_json(RESULTS / "summary.json"))),
-    "h100": ("docs/performance.md", lambda: make_measured_table(read_json(RECORDS / "h100" / "summary.json"))),
+    "h100": ("docs/performance-h100.md", lambda: make_measured_table(read_json(RECORDS / "h100" / "summary.json"))),
     **{
         f"{name}-{model}": (page, partial(make_recorded, make_lines, model, file))
-        for name, page, make_lines, file in (
-            ("choices", "docs/performance.md", make_choices_table, "summary.json"),
-            ("regret", "docs/performance.md", make_regret_table, "evaluation.json"),
-            ("fits", "docs/search.md", make_fits_table, "fit_rates.json"),
+        for name, model, page, make_lines, file in (
+            ("choices", "h200", "docs/performance.md", make_choices_table, "summary.json"),
+            ("choices", "h100", "docs/performance-h100.md", make_choices_table, "summary.json"),
+            ("regret", "h200", "docs/performance-h200.md", make_regret_table, "evaluation.json"),
+            ("regret", "h100", "docs/performance-h100.md", make_regret_table, "evaluation.json"),
+            ("fits", "h200", "docs/search.md", make_fits_table, "fit_rates.json"),
+            ("fits", "h100", "docs/search.md", make_fits_table, "fit_rates.json"),
         )
-        for model in ("h200", "h100")
     },
     "models": ("docs/nn.md", make_models_table),
     "tuned": ("docs/tune-your-model.md", make_tuned_table),
