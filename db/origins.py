@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, and_, func, select
 
 from tuner.db import tables
+from tuner.problems.regimes import NOT_OWN
 
 
 class Origin(NamedTuple):
@@ -24,15 +25,23 @@ def load_origins(connection: Connection) -> dict[int, Origin]:
     return {row[0]: Origin(*row[1:]) for row in connection.execute(query)}
 
 
+def has_own_regime() -> ColumnElement[bool]:
+    """Return the condition that a block is of a sweep's own regime, see regimes.is_own."""
+    return and_(*(~tables.block.c.regime.endswith(suffix) for suffix in NOT_OWN))
+
+
 def list_kernel_hashes(connection: Connection, op: str, sku: str) -> list[str]:
-    """Return the kernel hashes of an op kind's blocks on a SKU, the newest first."""
+    """Return the kernel hashes of an op kind's blocks on a SKU, the newest first.
+
+    Only finished blocks of a sweep's own regime count: sentinels and what a sweep left open tell nothing of kernels.
+    """
     block, problem, device = tables.block, tables.problem, tables.device
     newest = func.max(block.c.created)
     query = (
         select(block.c.kernel_hash)
         .join(problem, block.c.problem_id == problem.c.id)
         .join(device, device.c.id == block.c.device_id)
-        .where(problem.c.op == op, device.c.sku == sku)
+        .where(problem.c.op == op, device.c.sku == sku, block.c.status == "finished", has_own_regime())
         .group_by(block.c.kernel_hash)
         .order_by(newest.desc(), block.c.kernel_hash)
     )

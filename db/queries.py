@@ -26,7 +26,7 @@ from tuner.db.checks import (
     read_config_ids,
 )
 from tuner.db.faults import damaged
-from tuner.db.origins import list_kernel_hashes
+from tuner.db.origins import has_own_regime, list_kernel_hashes
 from tuner.db.rows import BlockRow, CompilerReport, MeasurementRow, WinnerRow
 from tuner.db.values import check_names, make_key
 from tuner.problems.fields import kernel_variant, replace_problem, to_config, to_problem
@@ -326,11 +326,11 @@ def list_problems(connection: Connection, wanted: Filter, statuses: Sequence[str
 
 
 def list_ops(connection: Connection, sku: str) -> set[str]:
-    """Return the op kinds that have blocks on a SKU."""
-    query = select(tables.problem.c.op).distinct().select_from(tables.block)
+    """Return the op kinds that have blocks of a sweep's own regime on a SKU."""
+    query = select(tables.problem.c.op).distinct().select_from(tables.block).where(has_own_regime())
     return set(connection.execute(Filter(sku).apply_to_blocks(query)).scalars())
 
 
 def newest_kernel_hash(connection: Connection, op: str, sku: str) -> str | None:
-    """Return the kernel hash of the newest block."""
+    """Return the newest kernel hash, see list_kernel_hashes."""
     return next(iter(list_kernel_hashes(connection, op, sku)), None)

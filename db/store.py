@@ -313,12 +313,14 @@ class Store:
             return queries.list_problems(connection, queries.Filter(**asdict(identity)), statuses)
 
     def list_ops(self, sku: str) -> set[str]:
-        """Return the op kinds that have blocks on this SKU."""
+        """Return the op kinds that have blocks of a sweep's own regime on this SKU."""
         with self.reading() as connection:
             return queries.list_ops(connection, sku)
 
     def newest_kernel_hash(self, op: str, sku: str) -> str | None:
-        """Return the kernel hash of the newest block of this op kind and SKU, None where there is none."""
+        """Return the kernel hash of the newest block of this op kind and SKU that is finished and of a sweep's own
+        regime, None where there is none.
+        """
         with self.reading() as connection:
             return queries.newest_kernel_hash(connection, op, sku)
 

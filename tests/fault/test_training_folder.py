@@ -18,19 +18,13 @@ SETTINGS = learner.Settings(trees=6, leaves=8, sizes=(8,))
 
 
 @pytest.fixture(scope="module")
-def data():
-    return synthetic.make_small_dataset()
-
-
-@pytest.fixture(scope="module")
-def learned(data):
-    return train.train(data, SETTINGS)
+def learned():
+    return train.train(synthetic.make_small_dataset(), SETTINGS)
 
 
 @pytest.fixture
-def folder(tmp_path, data, learned):
-    train.save(tmp_path / "training", data, learned, SETTINGS, str(synthetic.make_small_database()))
-    return tmp_path / "training"
+def folder(tmp_path, learned):
+    return synthetic.save_training(tmp_path / "training", learned, SETTINGS)
 
 
 def replace_forest(folder, content):
@@ -175,7 +169,7 @@ def test_a_record_that_nests_deeply_is_refused(folder):
         train.load(folder)
 
 
-def test_a_folder_opens_no_connection_by_itself(data, learned, folder):
-    train.save(folder, data, learned, SETTINGS, "postgresql://somewhere/else")
+def test_a_folder_opens_no_connection_by_itself(learned, folder):
+    train.save(folder, synthetic.make_small_dataset(), learned, SETTINGS, "postgresql://somewhere/else")
     with pytest.raises(errors.UsageError, match="--db"):
         train.load_with_data(folder, "")

@@ -11,7 +11,7 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import OP_KINDS, PROBLEM_FIELDS
 from tuner import errors
-from tuner.commands.options import check_choice
+from tuner.commands.options import GPU, MAX_SEED, check_choice
 from tuner.commands.sweep import make_progress
 from tuner.problems.fields import OP_NAMES, default_fields, read_op_name
 
@@ -51,8 +51,8 @@ def ab(
     compile_only: bool = typer.Option(False, help="Compile both for an H200 and show resources; needs no GPU."),
     workload: str = typer.Option("spread", help="Group sizes of grouped ops, see `sweep --help`."),
     turns: int = typer.Option(2, min=1, max=64, help="Times that every problem is measured, some time apart."),
-    seed: int = typer.Option(0, help="Seed of the input data and the group sizes."),
-    device: int = typer.Option(0, min=0, help="GPU to measure on, counted among those in CUDA_VISIBLE_DEVICES."),
+    seed: int = typer.Option(0, min=0, max=MAX_SEED, help="Seed of the input data and the group sizes."),
+    device: int = GPU,
     work: Path = typer.Option(None, help="Folder for checked-out sets. Default: that of the kernel cache."),
     out: Path = typer.Option(None, help="Keep the kernels (*.cubin) and their sources (*.cu) in this folder."),
     form: str = typer.Option("table", "--format", help="table, markdown, json or junit."),

@@ -4,9 +4,9 @@ import json
 
 import typer
 
-from tuner.commands.tables import AsJson, format_table
+from tuner.commands.options import RECORDED_OP, SKU, AsJson
+from tuner.commands.tables import format_table
 from tuner.credentials import hide_credentials
-from tuner.problems.fields import OP_NAMES
 
 app = typer.Typer(
     help="Name the sweep or kernel hash that `compare` and `inspect` compare with. Example: baseline set tuning.db",
@@ -24,8 +24,8 @@ def set_baseline(
     which: str = typer.Argument(
         "", metavar="[DATABASE][@WHICH]", help="A sweep, as `compare` names it. Left out: the newest kernels."
     ),
-    device: str = typer.Option("", help="SKU or short name (h200). Default: the only one in the database."),
-    op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind with rows."),
+    device: str = SKU,
+    op: str = RECORDED_OP,
     as_json: AsJson = False,
 ) -> None:
     """Make the kernels or the sweep of a database the baseline of its op kinds.

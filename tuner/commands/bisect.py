@@ -8,6 +8,7 @@ import typer
 
 from tuner import errors
 from tuner.commands.ab import choose_problems
+from tuner.commands.options import GPU, AsJson
 from tuner.problems.fields import OP_NAMES
 
 
@@ -25,9 +26,9 @@ def bisect(
     op: str = typer.Option("fp8_gemm", help=f"One of {OP_NAMES}, or the name of a function."),
     problem_fields: list[str] = typer.Option([], "--field", help="Another field of the problem, such as num_groups=8."),
     any_bits: bool = typer.Option(False, help="Accept results that are right but not equal to the bit."),
-    device: int = typer.Option(0, min=0, help="GPU to measure on, counted among those in CUDA_VISIBLE_DEVICES."),
+    device: int = GPU,
     work: Path = typer.Option(None, help="Folder for checked-out sets. Default: that of the kernel cache."),
-    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    as_json: AsJson = False,
 ) -> None:
     """Find the first commit between GOOD and BAD whose kernel is slower than GOOD's on one problem.
 

@@ -9,7 +9,8 @@ import typer
 
 from deep_gemm.text import printable
 from tuner import errors
-from tuner.commands.tables import AsJson, format_table
+from tuner.commands.options import AsJson
+from tuner.commands.tables import format_table
 
 app = typer.Typer(
     name="cache",

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from tuner import errors
-from tuner.commands.options import check_choice
+from tuner.commands.options import SKU, check_choice
 from tuner.commands.sweep import make_progress
 from tuner.problems.fields import OP_NAMES, OPS
 
@@ -28,7 +28,7 @@ def register(app) -> None:
 def compare(
     a: str = typer.Argument("", metavar="[A]", help=A_HELP),
     b: str = typer.Argument("", metavar="[B]", help="The new sweep, named likewise. Left out: the newest kernels."),
-    device: str = typer.Option("", help="SKU or short name (h200). Default: the only one in the database."),
+    device: str = SKU,
     op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind with rows in both."),
     again: bool = typer.Option(True, help="Where there is such a GPU, measure suspects again, both kernels in turns."),
     work: Path = typer.Option(None, help="Folder for checked-out kernels of --again. Default: that of the cache."),

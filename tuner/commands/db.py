@@ -11,9 +11,10 @@ import typer
 from deep_gemm import environment
 from deep_gemm.text import printable
 from tuner import errors
+from tuner.commands.options import AsJson
 from tuner.commands.problem_options import OP_HELP, add_field_parameters
 from tuner.commands.rankings import print_ranking
-from tuner.commands.tables import WIDTH, AsJson, format_table
+from tuner.commands.tables import WIDTH, format_table
 from tuner.credentials import hide_credentials
 from tuner.measured import FAILURES
 from tuner.problems.fields import OP_NAMES

@@ -4,10 +4,9 @@ import json
 import textwrap
 from dataclasses import asdict
 
-import typer
-
 from deep_gemm.text import printable
 from tuner import errors
+from tuner.commands.options import AsJson
 from tuner.commands.tables import WIDTH
 
 #: Columns of the names of parts and of their states.
@@ -19,7 +18,7 @@ def register(app) -> None:
     app.command("doctor")(doctor)
 
 
-def doctor(as_json: bool = typer.Option(False, "--json", help="Print the result as JSON.")) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Check GPU, driver, compiler, cache, database and selector. Exits with 1 where something is wrong.
 
     Works without a GPU, which is no fault: calls on CPU tensors do without, and so do all commands that measure

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from tuner import errors
+from tuner.commands import options as shared_options
 from tuner.commands.tables import format_table, print_gates
 from tuner.problems.fields import OP_NAMES
 
@@ -25,12 +26,10 @@ def register(app) -> None:
 
 
 def evaluate(
-    training: Path = typer.Option(None, help="Training folder. Default: ~/.deep_gemm/training/<sku>."),
-    device: str = typer.Option(
-        "", help="SKU or short name whose training folder is meant. Default: the only GPU model that was trained."
-    ),
+    training: Path = shared_options.TRAINING,
+    device: str = shared_options.TRAINED_SKU,
     op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind that was trained."),
-    database: str = typer.Option("", "--db", help="Database with the measurements. Default: that of the training."),
+    database: str = shared_options.TRAINING_DB,
     plot: Path = typer.Option(
         None, help="Write a PNG with the regret of every method, one per op kind (needs matplotlib)."
     ),
@@ -41,7 +40,7 @@ def evaluate(
         False, help="Let every fold choose the settings of its trees by itself, too; takes as long as three more seeds."
     ),
     jobs: int = typer.Option(-1, min=-1, help="Processes; -1: one per core."),
-    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    as_json: shared_options.AsJson = False,
 ) -> None:
     """Score the selector on problems that it did not see.
 

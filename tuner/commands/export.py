@@ -10,7 +10,7 @@ import typer
 from deep_gemm import environment
 from deep_gemm.errors import DeepGemmError
 from tuner import errors
-from tuner.commands.options import check_folder
+from tuner.commands import options as shared_options
 from tuner.commands.tables import format_table, print_gates
 from tuner.problems.fields import OP_NAMES
 
@@ -21,12 +21,10 @@ def register(app) -> None:
 
 
 def export(
-    training: Path = typer.Option(None, help="Training folder. Default: ~/.deep_gemm/training/<sku>."),
-    device: str = typer.Option(
-        "", help="SKU or short name whose training folder is meant. Default: the only GPU model that was trained."
-    ),
+    training: Path = shared_options.TRAINING,
+    device: str = shared_options.TRAINED_SKU,
     op: str = typer.Option("", help=f"Export only this op kind ({OP_NAMES}). Default: all that were trained."),
-    database: str = typer.Option("", "--db", help="Database with the measurements. Default: that of the training."),
+    database: str = shared_options.TRAINING_DB,
     out: Path = typer.Option(None, help="Folder for <sku>.dgsel and <sku>.md. Default: the training folder."),
     install: bool = typer.Option(
         False, help="Write into $DG_MODEL_DIR (default ~/.deep_gemm/models), where the library finds the artefact."
@@ -36,7 +34,7 @@ def export(
     ),
     force: bool = typer.Option(False, help="Export even though a gate is missed; the model card will say so."),
     stale: str = typer.Option("", help="Mark the artefact as stale for this reason; it is then never used."),
-    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    as_json: shared_options.AsJson = False,
 ) -> None:
     """Write the artefact by which the library chooses configs. Exits with 1 if a gate is missed.
 
@@ -48,7 +46,7 @@ def export(
 
     if out and install:
         raise errors.UsageError("--out and --install: give one of them")
-    check_folder("--out", out)
+    shared_options.check_folder("--out", out)
     folder = choose_folder(training, device)
     trained = [load_with_data(part, database) for part in find_folders(folder, op)]
     if install:

@@ -14,7 +14,10 @@ SCHEDULER = typer.Option(
         " distributed."
     ),
 )
-MIXED = typer.Option(False, help="Allow GPUs of several kinds; every problem is then measured once for each kind.")
+MIXED = typer.Option(
+    False,
+    help="With --gpus or --scheduler: allow GPUs of several kinds; every problem is then measured once for each kind.",
+)
 
 
 def choose_gpus(gpus: str, device: int, backend: str) -> tuple[int, ...]:
@@ -24,6 +27,13 @@ def choose_gpus(gpus: str, device: int, backend: str) -> tuple[int, ...]:
     if gpus and device:
         raise errors.UsageError(f"--gpus {gpus}: cannot be combined with --device {device}; name all GPUs by --gpus")
     return choose_ordinals(gpus, (lambda: 1) if backend == "simulated" else None) if gpus else ()
+
+
+def check_mixed(mixed: bool, are_several_named: bool) -> bool:
+    """Return whether GPUs of several kinds are allowed. Raises: UsageError where one GPU measures alone."""
+    if mixed and not are_several_named:
+        raise errors.UsageError("--mixed: only for --gpus or --scheduler; drop it, or name several GPUs")
+    return mixed
 
 
 def check_scheduler(address: str, are_gpus_named: bool) -> str:

@@ -7,7 +7,6 @@ import typer
 from tuner.commands import options as shared_options
 from tuner.commands.tables import format_table
 from tuner.measured import FAILURES
-from tuner.problems.fields import OP_NAMES
 
 ROW_HEADINGS = ("op kind", "kernel", "current", "rows", "ok", "dropped", "failed", "skipped", "stale", "newest")
 COVERAGE_HEADINGS = ("op kind", "preset", "total", "measured", "current", "missing, first")
@@ -23,9 +22,9 @@ def register(app) -> None:
 def inspect(
     database: str = shared_options.READ_DB,
     device: str = shared_options.SKU,
-    op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind with rows."),
+    op: str = shared_options.RECORDED_OP,
     preset: str = typer.Option("", help="Show the coverage of this preset only. Default: all presets."),
-    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    as_json: shared_options.AsJson = False,
 ) -> None:
     """Show what the database covers, how noisy it is, what is stale or failed, and what became slower.
 

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from deep_gemm.text import printable
-from tuner.commands.tables import AsJson, format_table
+from tuner.commands.options import AsJson
+from tuner.commands.tables import format_table
 
 Name = Annotated[str, typer.Argument(help="SKU or short name (h200), or the path of a .dgsel file.")]
 OP_HEADINGS = ("op kind", "kernel", "exact", "configs", "trees", "margin", "not used because")

@@ -32,7 +32,7 @@ def refine(
     device: int = shared_options.GPU,
     out: Path = shared_options.MODEL_FOLDER,
     backend: str = shared_options.BACKEND,
-    as_json: bool = shared_options.AS_JSON,
+    as_json: shared_options.AsJson = False,
 ) -> None:
     """Measure the selector's best few configs for the shapes of a file and install the winners.
 
@@ -76,7 +76,12 @@ def install_few(
     )
     summary = measure(options, target, 0)
     failed = {str(problem): reason for problem, reason in summary["failed"].items()}
-    installed = [install_best(problem, target, folder, backend) for problem in problems if str(problem) not in failed]
+    skus = {op: identity["sku"] for op, identity in summary["identities"].items()}
+    installed = [
+        install_best(problem, target, folder, skus[problem.op], backend)
+        for problem in problems
+        if str(problem) not in failed
+    ]
     return {"problems": len(problems), "failed": failed, "installed": installed}
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import typer
 
 from tuner.commands import options as shared_options
-from tuner.problems.fields import OP_NAMES
 
 #: The README's pictures in a clone, whose descriptions hold the rows of the committed benchmarks; and their GPU.
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
@@ -21,7 +20,7 @@ def report(
     out: Path = typer.Option(Path("report.html"), "--out", help="File to write."),
     database: str = shared_options.READ_DB,
     device: str = shared_options.SKU,
-    op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind with rows."),
+    op: str = shared_options.RECORDED_OP,
 ) -> None:
     """Write one HTML page about a database: speed, regret, coverage, noise, regressions.
 

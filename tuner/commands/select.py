@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from tuner.commands.options import AsJson
 from tuner.commands.problem_options import OP_HELP, add_field_parameters
 from tuner.commands.tables import WIDTH, format_table, wrap
 
@@ -30,7 +31,7 @@ def select(
     database: str = typer.Option(
         "", "--db", help="Database with the times for --explain. Default: your own, else the recorded snapshot."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    as_json: AsJson = False,
     **fields: Any,
 ) -> None:
     """Print the config that the library would use. This needs no GPU.

@@ -9,8 +9,8 @@ import typer
 
 from tuner import errors
 from tuner.commands.fronts import FRONT_SAMPLER, simulate_front
+from tuner.commands.options import MAX_SEED, RECORDED_OP, SKU, AsJson
 from tuner.commands.tables import format_table
-from tuner.problems.fields import OP_NAMES
 
 #: The budget whose worst problems the tables show.
 SHOWN_BUDGET = 16
@@ -25,8 +25,8 @@ def register(app) -> None:
 
 def simulate(
     database: str = typer.Option("", "--db", help="Database to replay. Default: your own, else the recorded snapshot."),
-    device: str = typer.Option("", help="SKU or short name (h200). Default: the only one in the database."),
-    op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind with rows."),
+    device: str = SKU,
+    op: str = RECORDED_OP,
     problems: int = typer.Option(
         16, min=0, help="Number of problems per op kind, evenly spread over the recorded ones; 0: all."
     ),
@@ -41,8 +41,8 @@ def simulate(
         ),
     ),
     seeds: int = typer.Option(2, min=1, max=100, help="Repetitions per problem, each with another seed."),
-    seed: int = typer.Option(0, help="First seed."),
-    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    seed: int = typer.Option(0, min=0, max=MAX_SEED, help="First seed."),
+    as_json: AsJson = False,
     as_markdown: bool = typer.Option(False, "--markdown", help="Print one table over all op kinds as Markdown."),
 ) -> None:
     """Show how near searches of a space come to measuring everything, at equal budget.
@@ -55,9 +55,10 @@ def simulate(
     from tuner.learn.dataset import load_dataset
     from tuner.learn.sources import find_device, find_ops, open_database
 
+    drawn = make_seeds(seed, seeds)
     if samplers == FRONT_SAMPLER:
         form = "json" if as_json else "markdown" if as_markdown else "text"
-        simulate_front(database, device, op, problems, least_configs, range(seed, seed + seeds), form)
+        simulate_front(database, device, op, problems, least_configs, drawn, form)
         return
     names = read_samplers(samplers)
     with open_database(database, device) as store:
@@ -65,14 +66,12 @@ def simulate(
         tables = [load_dataset(store, sku, op=kind) for kind in find_ops(store, sku, op)]
     chosen = [(data, rows) for data in tables if len(rows := simulation.choose_problems(data, problems, least_configs))]
     if not chosen:
-        raise errors.InconclusiveError(
-            "no problem was measured over its whole space: run `python -m tuner sweep --sampler exhaustive` first"
-        )
+        raise errors.InconclusiveError(explain_absence(least_configs, max(map(simulation.find_most, tables))))
     found = []
     with Progress(disable=not sys.stderr.isatty()) as progress:
         for data, rows in chosen:
             on_done = add_bar(progress, f"replaying {data.identity.op}")
-            found.append(simulation.simulate(data, rows, range(seed, seed + seeds), names, on_done=on_done))
+            found.append(simulation.simulate(data, rows, drawn, names, on_done=on_done))
     if as_markdown:
         print(format_markdown(simulation.describe(simulation.join(found))))
         return
@@ -87,6 +86,22 @@ def simulate(
         print_table(kind, result)
     if len(found) > 1:
         print_table("all op kinds", simulation.describe(simulation.join(found)))
+
+
+def make_seeds(first: int, count: int) -> range:
+    """Return the seeds of the repetitions. Raises: UsageError for one that the samplers do not take."""
+    if first + count - 1 > MAX_SEED:
+        raise errors.UsageError(
+            f"--seed {first}: the last of {count} seeds must be at most {MAX_SEED}; name a smaller first one"
+        )
+    return range(first, first + count)
+
+
+def explain_absence(least: int, most: int) -> str:
+    """Return why there is no problem of `least` configs and more, where one has `most` at most, 0 for none at all."""
+    if most:
+        return f"--least-configs {least}: no problem has so many, at most {most} were measured; name a smaller number"
+    return "no problem was measured over its whole space: run `python -m tuner sweep --sampler exhaustive` first"
 
 
 def read_samplers(text: str) -> list[str]:

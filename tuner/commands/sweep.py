@@ -13,8 +13,8 @@ from deep_gemm import _C, environment
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.text import printable
 from tuner import errors
-from tuner.commands.gpu_options import GPUS, MIXED, SCHEDULER, check_scheduler, choose_gpus
-from tuner.commands.options import ENERGY, MAX_SEED, RECORD_DB, check_choice
+from tuner.commands.gpu_options import GPUS, MIXED, SCHEDULER, check_mixed, check_scheduler, choose_gpus
+from tuner.commands.options import ENERGY, GPU, MAX_SEED, RECORD_DB, AsJson, check_choice
 from tuner.commands.tables import format_table
 from tuner.problems import shapes
 
@@ -54,7 +54,7 @@ N_TRIALS = typer.Option(
     min=0,
     help=(
         "Configs that a search measures; in the wide space, those beyond the default space. 0: a third of the space, in"
-        " the wide space at most 96."
+        " the wide space at most 96. For spaces of up to 256 configs give --sampler, too: auto measures them whole."
     ),
 )
 
@@ -78,7 +78,7 @@ def sweep(
     seed: int = typer.Option(0, min=0, max=MAX_SEED, help="Seed of the input data, group sizes and the sampler."),
     workload: str = typer.Option("spread", help=WORKLOAD_HELP),
     shard: str = typer.Option("0/1", help="Measure shard i of n, given as i/n. Each shard needs its own database."),
-    device: int = typer.Option(0, min=0, help="GPU to measure on, counted among those in CUDA_VISIBLE_DEVICES."),
+    device: int = GPU,
     gpus: str = GPUS,
     scheduler: str = SCHEDULER,
     mixed: bool = MIXED,
@@ -98,7 +98,7 @@ def sweep(
         False, help="Measure nothing; print what would be measured on an H200, and roughly how long it would take."
     ),
     backend: str = typer.Option("cuda", help=BACKEND_HELP),
-    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+    as_json: AsJson = False,
 ) -> None:
     """Measure configs on this GPU and record them. Run it again to resume.
 
@@ -106,6 +106,7 @@ def sweep(
     """
     from tuner.search.candidates import SweepOptions
     from tuner.search.energy import parse_count
+    from tuner.search.plan import check_trials
     from tuner.search.propose import choose_sampler
 
     if preset and shapes_file:
@@ -114,6 +115,7 @@ def sweep(
     check_choices(workload, space, backend, effort, study_storage)
     choose_sampler(sampler, 0)  # that it exists
     check_space(space, bool(configs_file), bool(portfolio_size))
+    check_portfolio(portfolio_from, portfolio_size)
     problems, part = load_problems(preset, shapes_file), shapes.parse_shard(shard)
     options = SweepOptions(
         problems=shapes.take_shard(problems, *part),
@@ -129,7 +131,7 @@ def sweep(
         shard=part,
         device=device,
         gpus=choose_gpus(gpus, device, backend),
-        mixed=mixed,
+        mixed=check_mixed(mixed, bool(gpus or scheduler)),
         scheduler=check_scheduler(scheduler, bool(gpus or device)),
         time_budget_s=time_budget or None,
         resume=resume,
@@ -140,6 +142,7 @@ def sweep(
         energy=parse_count(energy),
         argv=sys.argv[1:],
     )
+    check_trials(options)
     if not options.problems:
         print(f"--shard {shard}: holds none of the {len(problems)} problems", file=sys.stderr)
     summary = (dry_summary if dry_run else measure)(options, portfolio_from or options.database, portfolio_size)
@@ -173,6 +176,12 @@ def check_space(space: str, has_file: bool, has_portfolio: bool) -> None:
         )
 
 
+def check_portfolio(source: str, size: int) -> None:
+    """Raise UsageError for a database from which nothing is to be chosen."""
+    if source and not size:
+        raise errors.UsageError(f"--portfolio-from {source}: only for --portfolio-size; drop it, or give that, too")
+
+
 def load_problems(preset: str, path: Path | None) -> list:
     """Return the problems of a shape file, or of a preset where there is no `path`."""
     return shapes.load_file(path) if path else shapes.load_preset(preset)
@@ -196,25 +205,9 @@ def load_configs(path: Path) -> list:
         raise errors.UsageError(f"--configs {path}: not a list of configs ({type(error).__name__}: {error})") from error
 
 
-def choose_configs(source: str | Path, size: int, sku: str, problems: list) -> list:
-    """Return, for every op kind of `problems`, the `size` configs that together serve its recorded problems best."""
-    import numpy as np
-
-    from tuner.db import Store
-    from tuner.learn.dataset import load_dataset
-    from tuner.learn.portfolio import choose_portfolio
-
-    with Store.open(source, mode="ro") as store:
-        tables = [load_dataset(store, sku, op=op) for op in dict.fromkeys(problem.op for problem in problems)]
-    return [
-        data.configs[column]
-        for data in tables
-        for column in choose_portfolio(data, np.arange(len(data.problems)), sizes=(size,)).columns
-    ]
-
-
 def dry_summary(options, source: str | Path, size: int) -> dict:
     """Return what the sweep would measure on an H200."""
+    from tuner.learn.portfolio import choose_configs
     from tuner.search.plan import plan_sweep
 
     device = _C.Device.known("h200")
@@ -243,6 +236,7 @@ def measure_on(workers: list, options, source: str | Path, size: int, progress) 
     """Run the sweep on equal boards and return its summary."""
     from tuner.db import Store
     from tuner.learn.orders import predict_times
+    from tuner.learn.portfolio import choose_configs
     from tuner.search.sweep import Sweep
 
     if size:

@@ -4,14 +4,10 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Annotated, TextIO
-
-import typer
+from typing import TextIO
 
 from deep_gemm.text import printable
 
-#: The option of commands that print one JSON object in place of a table.
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 #: Columns that a line may have.
 WIDTH = 100
 GAP = "  "

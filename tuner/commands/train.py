@@ -6,10 +6,9 @@ from pathlib import Path
 import typer
 
 from tuner import errors
-from tuner.commands.options import MAX_SEED, check_folder
+from tuner.commands.options import MAX_SEED, READ_DB, RECORDED_OP, SKU, AsJson, check_folder
 from tuner.credentials import hide_credentials
 from tuner.learn.settings import LEAVES, RATE, TREES
-from tuner.problems.fields import OP_NAMES
 
 
 def register(app) -> None:
@@ -18,13 +17,9 @@ def register(app) -> None:
 
 
 def train(
-    database: str = typer.Option(
-        "",
-        "--db",
-        help="Database to learn from. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db, else the recorded snapshot.",
-    ),
-    device: str = typer.Option("", help="SKU or short name (h200). Default: the only one in the database."),
-    op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind with rows."),
+    database: str = READ_DB,
+    device: str = SKU,
+    op: str = RECORDED_OP,
     kernel_hash: str = typer.Option(
         "", help="Learn from rows with this kernel hash (needs --op). Default: the newest in the database."
     ),
@@ -48,7 +43,7 @@ def train(
         help="Only print the portfolio, and what the folds of the validation would choose, for `sweep --configs`.",
     ),
     seed: int = typer.Option(0, min=0, max=MAX_SEED, help="Seed of the trees."),
-    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    as_json: AsJson = False,
 ) -> None:
     """Fit trees, guards and portfolio and write a training folder.
 

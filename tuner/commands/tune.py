@@ -3,6 +3,7 @@
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ QUICK_HELP = (
     "Calibrate the selector in rounds of 8 problems an op kind, those on which it is least sure, starting from rows of"
     " older kernels or of another GPU; until its regret gets no better, or --time-budget is spent."
 )
-PRIOR_HELP = "With --quick: database to start from. Default: your own, else the recorded snapshot."
+PRIOR_HELP = "With --quick: database to start from. Default: your own, then the recorded snapshot."
+BUDGET_S = 120.0
+BUDGET_HELP = f"With --quick: begin no round that would end after this many seconds. Default: {BUDGET_S:.0f}."
+EFFORT_HELP = "quick (3 search and 30 confirmation rounds) or full (8 and 40). Default: full; with --quick quick."
 
 
 def register(app) -> None:
@@ -34,15 +38,13 @@ def tune(
     *,
     quick: bool = typer.Option(False, help=QUICK_HELP),
     prior: str = typer.Option("", help=PRIOR_HELP),
-    time_budget: float = typer.Option(
-        120.0, min=0.0, help="With --quick: begin no round that would end after this many seconds."
-    ),
+    time_budget: float = typer.Option(None, min=0.0, help=BUDGET_HELP),
     database: str = shared_options.RECORD_DB,
-    effort: str = typer.Option("full", help="quick (3 search and 30 confirmation rounds) or full (8 and 40)."),
+    effort: str = typer.Option("", help=EFFORT_HELP),
     device: int = shared_options.GPU,
     out: Path = shared_options.MODEL_FOLDER,
     backend: str = shared_options.BACKEND,
-    as_json: bool = shared_options.AS_JSON,
+    as_json: shared_options.AsJson = False,
     **fields: Any,
 ) -> None:
     """Measure one problem on this GPU and install its best config, for processes that start afterwards.
@@ -54,20 +56,26 @@ def tune(
     Example: python -m tuner tune 64 2112 7168 --op fp8_gemm
     """
     from tuner.learn.sources import device_at_hand
+    from tuner.search.candidates import SweepOptions
     from tuner.ship.selection import make_asked_problem
     from tuner.ship.tuned import check_base, install_best
 
     folder, target = choose_folder(out, backend), database or environment.tuner_database()
     check_sizes([fields[name] for name in ("m", "n", "k")], quick)
+    check_calibrating({"--prior": bool(prior), "--time-budget": time_budget is not None}, quick)
+    effort = effort or ("quick" if quick else "full")
+    check_choices(effort, backend)
+    options = SweepOptions([], target, effort=effort, device=device, backend=backend, argv=sys.argv[1:])
     if quick:
         shared_options.check_choice("--op", op or OPS[0], OPS)
-        report = calibrate(target, prior, [op] if op else [], folder, time_budget, device, backend)
+        budget_s = BUDGET_S if time_budget is None else time_budget
+        report = calibrate(options, prior, [op] if op else [], folder, budget_s)
         print(json.dumps(report, indent=1, sort_keys=True) if as_json else describe_rounds(report))
         return
     problem = make_asked_problem(op or OPS[0], **fields)
     check_base(device_at_hand("", device).sku, folder)
-    sweep_problem(problem, target, effort, device, backend)
-    found = install_best(problem, target, folder, backend)
+    summary = measure(replace(options, problems=[problem]), target, 0)
+    found = install_best(problem, target, folder, summary["identities"][problem.op]["sku"], backend)
     print(json.dumps(found, indent=1, sort_keys=True) if as_json else describe(found))
 
 
@@ -79,31 +87,44 @@ def check_sizes(sizes: list, quick: bool) -> None:
         raise errors.UsageError("M, N and K: give all three, or --quick")
 
 
-def calibrate(database: str, prior: str, ops: list, out: Path, budget_s: float, device: int, backend: str) -> dict:
-    """Calibrate the selector in rounds, write the artefact, and return what was done."""
-    from tuner.learn.sources import device_at_hand, open_database
+def check_calibrating(given: dict[str, bool], quick: bool) -> None:
+    """Raise UsageError where options of --quick, `given`, are there without it."""
+    flags = [flag for flag, is_given in given.items() if is_given]
+    if flags and not quick:
+        raise errors.UsageError(f"{', '.join(flags)}: only for --quick; drop it, or give --quick without M, N and K")
+
+
+def check_choices(effort: str, backend: str) -> None:
+    """Raise UsageError for an effort or a backend that does not exist."""
     from tuner.measure.worker import BACKENDS
-    from tuner.search.candidates import SweepOptions
+    from tuner.search.problem_run import EFFORTS
+
+    shared_options.check_choice("--effort", effort, EFFORTS)
+    shared_options.check_choice("--backend", backend, BACKENDS)
+
+
+def calibrate(options, prior: str, ops: list, out: Path, budget_s: float) -> dict:
+    """Calibrate the selector in rounds, write the artefact, and return what was done; `options` are those of the
+    rounds' sweeps.
+    """
+    from tuner.learn.sources import device_at_hand, open_priors
     from tuner.ship.calibrate import Calibrator, start
 
-    shared_options.check_choice("--backend", backend, BACKENDS)
-    target = device_at_hand("", device)
-    with open_database(prior) as store:
-        calibrations = start(store, target, ops, backend)
+    target = device_at_hand("", options.device)
+    with open_priors(prior, target.sku) as priors:
+        calibrations, skipped = start(priors, target, ops, options.backend)
 
     def sweep(problems: list) -> None:
-        options = SweepOptions(
-            problems=problems, database=database, space="loops", sampler="exhaustive", device=device, backend=backend
-        )
         try:
-            measure(options, database, 0)
+            measure(replace(options, problems=problems, space="loops", sampler="exhaustive"), options.database, 0)
         except errors.NothingMeasuredError as error:  # what earlier rounds learned still counts
             print(f"tuner: {error}", file=sys.stderr)
 
-    calibrator = Calibrator(target, database, sweep, calibrations, backend)
+    calibrator = Calibrator(target, options.database, sweep, calibrations, options.backend)
     calibrator.run(budget_s)
     with tempfile.TemporaryDirectory() as folder:
-        return {"sku": target.sku, "rounds": calibrator.log} | calibrator.export(Path(folder), out)
+        written = calibrator.export(Path(folder), out)
+    return {"sku": target.sku, "rounds": calibrator.log, "skipped": skipped} | written
 
 
 def describe_rounds(report: dict) -> str:
@@ -121,6 +142,8 @@ def describe_rounds(report: dict) -> str:
         for row in report["rounds"]
     ]
     lines = [format_table(headings, rows), "regret: of choices that were made before the round was learned from"]
+    if report["skipped"]:
+        lines.append(f"as they were, without rows of other kernels to start from: {', '.join(report['skipped'])}")
     if report["left_out"]:
         lines.append(f"as they were, not measured or no better than the heuristic: {', '.join(report['left_out'])}")
     return "\n".join([*lines, f"written: {report['artifact']}"])
@@ -136,20 +159,6 @@ def choose_folder(out: Path | None, backend: str) -> Path:
     if folder is None:
         raise errors.UsageError("neither DG_MODEL_DIR nor HOME is set; give --out")
     return folder
-
-
-def sweep_problem(problem, database: str, effort: str, device: int, backend: str) -> None:
-    """Measure the whole space of a problem into a database, unless that was done before with these kernels."""
-    from tuner.measure.worker import BACKENDS
-    from tuner.search.candidates import SweepOptions
-    from tuner.search.problem_run import EFFORTS
-
-    shared_options.check_choice("--effort", effort, EFFORTS)
-    shared_options.check_choice("--backend", backend, BACKENDS)
-    options = SweepOptions(
-        problems=[problem], database=database, effort=effort, device=device, backend=backend, argv=sys.argv[1:]
-    )
-    measure(options, database, 0)
 
 
 def describe(found: dict) -> str:

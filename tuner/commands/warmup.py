@@ -42,7 +42,7 @@ def warmup(
     database: str = shared_options.RECORD_DB,
     out: Path = shared_options.MODEL_FOLDER,
     backend: str = shared_options.BACKEND,
-    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+    as_json: shared_options.AsJson = False,
 ) -> None:
     """Compile every kernel that these shapes need into the disk cache. With --device this needs no GPU.
 

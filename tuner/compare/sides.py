@@ -35,11 +35,19 @@ class Named(NamedTuple):
 
 
 def read_name(text: str) -> Named:
-    """Return the side that a text names; a URL may have an @ of its own, and so may the name of a file."""
+    """Return the side that a text names; a URL may have an @ of its own, and so may the name of a file.
+
+    Raises: UsageError where a file is named and what is behind its @ says nothing.
+    """
     database, has_which, which = text.rpartition("@")
     if not has_which or ("://" not in text and Path(text).exists()):
         return Named(text)
     is_which = WHICH.fullmatch(which) or ("://" not in text and DIGITS.fullmatch(which))
+    if not is_which and "://" not in text and (not database or Path(database).is_file()):
+        raise errors.UsageError(
+            f"{text}: behind the @ must be a kernel hash or its first digits, sweep:ID, driver:VERSION or previous;"
+            " correct it, or name no more than the database"
+        )
     return Named(database, which.lower()) if is_which else Named(text)
 
 

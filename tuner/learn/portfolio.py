@@ -5,10 +5,12 @@ that were measured over the whole space. The number of configs is chosen on fami
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from tuner.learn.dataset import UNMEASURED, Dataset
+from tuner.db import Store
+from tuner.learn.dataset import UNMEASURED, Dataset, load_dataset
 from tuner.learn.families import Split, hold_out, split_families
 
 #: The sizes to try. The exact table needs room for some of its own.
@@ -41,6 +43,19 @@ def choose_portfolio(data: Dataset, rows: np.ndarray, sizes: tuple = SIZES) -> P
     curve = score_sizes(regret, splits, sizes)
     size = choose_size(curve)
     return Portfolio(columns[swap(regret, greedy(regret, size))], curve)
+
+
+def choose_configs(source: str | Path, size: int, sku: str, problems: list) -> list:
+    """Return, for every op kind of `problems`, the `size` configs that together serve its recorded problems best; they
+    come from the database `source`.
+    """
+    with Store.open(source, mode="ro") as store:
+        tables = [load_dataset(store, sku, op=op) for op in dict.fromkeys(problem.op for problem in problems)]
+    return [
+        data.configs[column]
+        for data in tables
+        for column in choose_portfolio(data, np.arange(len(data.problems)), sizes=(size,)).columns
+    ]
 
 
 def greedy(regret: np.ndarray, size: int) -> list[int]:

@@ -8,18 +8,20 @@ Everything here is arithmetic on tables; who measures is up to the caller.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from deep_gemm import _C
+from tuner import errors
 from tuner.db.rows import Identity
 from tuner.learn.dataset import Dataset, build_dataset
 from tuner.learn.families import find_families
 from tuner.learn.learner import Choices, Learned, Settings, adjust, choose, fit, is_inside, list_ranked
 from tuner.learn.portfolio import choose_portfolio
 from tuner.learn.residual import ConfigRows, Examples, fit_examples, make_config_rows, make_examples
-from tuner.learn.sources import known_or_none, recorded_boards
+from tuner.learn.sources import recorded_boards
 from tuner.learn.validate import Fold, FoldResult
 from tuner.problems.regimes import is_own, is_sentinel, is_simulated, name_rested
 from tuner.problems.shapes import load_preset, preset_names
@@ -40,9 +42,10 @@ UNANSWERED = 0.5
 SKIPPED = ("demo", "wide")
 
 
-def find_prior(store, sku: str, op: str, kernel_hash: str, backend: str = "cuda") -> Dataset | None:
-    """Return the table of other kernels on `sku`, the newest; else, where that names a lower power limit, of the model
-    at its default limit; else of the GPU model with most rows; else None.
+def list_priors(store, sku: str, op: str, kernel_hash: str, backend: str = "cuda") -> Iterator[Dataset]:
+    """Yield the tables that a calibration may start from, the best first: of other kernels on `sku`, the newest first;
+    then, where that names a lower power limit, of the model at its default limit; then of other GPU models. Of these
+    two, those with most rows come first. One of fewer than two usable problems is left out.
 
     Simulated times are a prior of simulated ones alone.
     """
@@ -51,21 +54,33 @@ def find_prior(store, sku: str, op: str, kernel_hash: str, backend: str = "cuda"
         for row in store.load_measurements(op=op)
         if not is_sentinel(row.block.regime) and (backend == "simulated" or not is_simulated(row.block.regime))
     ]
-    steady = [row for row in rows if is_own(row.block.regime)]
     boards = recorded_boards(store)
-    counts = Counter(row.block.identity for row in steady)
+    steady = [row for row in rows if is_own(row.block.regime) and row.block.sku in boards]
+    for identity in order_priors(steady, sku, kernel_hash):
+        both = identity, replace(identity, regime=name_rested(identity.regime))
+        try:
+            data = build_dataset([row for row in rows if row.block.identity in both], identity, boards[identity.sku])
+        except errors.InconclusiveError:
+            continue
+        yield data
+
+
+def order_priors(rows: list, sku: str, kernel_hash: str) -> list[Identity]:
+    """Return the identities of rows that a calibration may start from, see list_priors."""
+    counts = Counter(row.block.identity for row in rows)
     newest: dict[Identity, str] = {}
-    for row in steady:
+    for row in rows:
         newest[row.block.identity] = max(newest.get(row.block.identity, ""), row.block.created)
     own = [one for one in counts if one.sku == sku and one.kernel_hash != kernel_hash]
-    others = [one for one in counts if one.sku != sku and one.sku in boards]
-    if not own and not others:
-        return None
-    model = [one for one in others if one.sku == _C.base_sku(sku)]
-    identity = max(own, key=lambda one: newest[one]) if own else max(model or others, key=lambda one: counts[one])
-    device = known_or_none(identity.sku) or boards[identity.sku]
-    both = identity, replace(identity, regime=name_rested(identity.regime))
-    return build_dataset([row for row in rows if row.block.identity in both], identity, device)
+    others = [one for one in counts if one.sku != sku]
+    own.sort(key=lambda one: newest[one], reverse=True)
+    others.sort(key=lambda one: (one.sku == _C.base_sku(sku), counts[one]), reverse=True)
+    return own + others
+
+
+def find_prior(store, sku: str, op: str, kernel_hash: str, backend: str = "cuda") -> Dataset | None:
+    """Return the best table that a calibration may start from, see list_priors, None where there is none."""
+    return next(list_priors(store, sku, op, kernel_hash, backend), None)
 
 
 def list_pool(op: str) -> list:

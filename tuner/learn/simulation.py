@@ -43,6 +43,11 @@ def choose_problems(data: Dataset, limit: int, least: int = 0) -> np.ndarray:
     return rows if limit <= 0 or limit >= len(rows) else rows[np.linspace(0, len(rows) - 1, limit).round().astype(int)]
 
 
+def find_most(data: Dataset) -> int:
+    """Return the most configs that a searcher may ask for of a full-space problem, 0 where there is none."""
+    return int(find_measured(data)[data.full_space].sum(axis=1).max(initial=0))
+
+
 def find_measured(data: Dataset) -> np.ndarray:
     """Return bool[R,C]: the configs that a searcher may ask for, and be answered."""
     return data.candidate & (data.state != UNMEASURED)

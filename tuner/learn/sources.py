@@ -1,5 +1,7 @@
 """Where commands that read take their data from: which database, which SKU, which device description."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from deep_gemm import _C, environment
@@ -26,6 +28,20 @@ def open_database(database: str, device: str = "") -> Store:
     if not database and not is_url and recorded.exists() and not holds_measurements(Path(target)):
         return Store.open(recorded, mode="immutable")
     return Store.open(target, mode="immutable" if is_recorded(target) else "ro")
+
+
+@contextmanager
+def open_priors(database: str, device: str) -> Iterator[list[Store]]:
+    """Yield what open_database opens, and behind the user's own database the recorded snapshot.
+
+    Once a calibration has measured, the user's own exists: it may have no rows but those of that calibration.
+    """
+    with ExitStack() as opened:
+        stores = [opened.enter_context(open_database(database, device))]
+        recorded = find_recorded(device)
+        if not database and recorded.exists() and stores[0].target != recorded:
+            stores.append(opened.enter_context(Store.open(recorded, mode="immutable")))
+        yield stores
 
 
 def check_named() -> None:

@@ -10,6 +10,8 @@ SIMULATED = "simulated"
 SENTINEL = "-sentinel"
 RESTED = "-rested"
 ENERGY = "-energy"
+#: What the names of regimes end with that are no sweep's own.
+NOT_OWN = (SENTINEL, RESTED, ENERGY)
 
 
 def name_sentinel(regime: str) -> str:
@@ -54,4 +56,4 @@ def is_simulated(regime: str) -> bool:
 
 def is_own(regime: str) -> bool:
     """Return whether this is a sweep's own regime: of neither sentinels nor rests nor energy."""
-    return not regime.endswith((SENTINEL, RESTED, ENERGY))
+    return not regime.endswith(NOT_OWN)

@@ -3,10 +3,11 @@
 from dataclasses import asdict
 
 from deep_gemm import _C
+from tuner import errors
 from tuner.measure.backend import count_launches
 from tuner.measure.race import CONFIRM_OVERRUN
 from tuner.problems.workload import Workload, count_draws
-from tuner.search import energy, rests
+from tuner.search import energy, propose, rests
 from tuner.search.candidates import SweepOptions, choose_candidates, count_measurements, find_kernels, find_ops
 from tuner.search.problem_run import EFFORTS
 
@@ -39,6 +40,20 @@ def plan_sweep(options: SweepOptions, device) -> dict:
         "ops": ops,
         "rough_seconds": round(sum(op["rough_seconds"] for op in ops.values()), 1),
     }
+
+
+def check_trials(options: SweepOptions) -> None:
+    """Raise UsageError where a number of trials is given and no problem would be searched, as on an H200."""
+    if options.num_trials is None or not options.problems:
+        return
+    device, sampler = _C.Device.known("h200"), options.sampler
+    spaces = (len(choose_candidates(problem, device, options)) for problem in options.problems)
+    if all(propose.choose_sampler(sampler, size) == "exhaustive" for size in spaces):
+        which = "every space" if sampler == "exhaustive" else f"spaces of up to {propose.EXHAUSTIVE_LIMIT} configs"
+        raise errors.UsageError(
+            f"--n-trials {options.num_trials}: no problem would be searched, since --sampler {sampler} measures {which}"
+            " whole; name another, such as --sampler forest, or drop --n-trials"
+        )
 
 
 def plan_op(candidates: dict, options: SweepOptions, device) -> dict:

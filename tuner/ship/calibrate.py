@@ -2,8 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from deep_gemm import _C
@@ -12,10 +13,10 @@ from deep_gemm.selector_files import SUFFIX
 from tuner import errors
 from tuner.db import Store
 from tuner.learn import train
-from tuner.learn.dataset import load_dataset
+from tuner.learn.dataset import Dataset, load_dataset
 from tuner.learn.evaluate import evaluate
 from tuner.learn.evaluation import Evaluation, Unconfirmed
-from tuner.learn.quick import PRIOR_WEIGHT, Calibration, find_prior, list_pool, make_source
+from tuner.learn.quick import PRIOR_WEIGHT, Calibration, list_pool, list_priors, make_source
 from tuner.learn.record import Record, to_json
 from tuner.learn.sources import recorded_boards
 from tuner.problems.fields import OPS
@@ -136,18 +137,28 @@ def describe_rounds(record: Record, calibration: Calibration) -> Evaluation:
     return Evaluation(*identity, 1, False, splits, [], [], Unconfirmed(0, 0))
 
 
-def start(prior: Store, device: _C.Device, ops: list[str], backend: str = "cuda") -> list[Calibration]:
-    """Return a calibration for each op kind that a database has rows of other kernels or GPUs for, see find_prior.
+def start(
+    priors: Sequence[Store], device: _C.Device, ops: list[str], backend: str = "cuda"
+) -> tuple[list[Calibration], list[str]]:
+    """Return a calibration for each op kind, by default each that a database has rows of, and those op kinds among
+    them that have nothing to start from.
 
-    Raises: InconclusiveError where there is none.
+    Each starts from the first database that has rows of other kernels or GPUs for it, see list_priors. Raises:
+    InconclusiveError where none does.
     """
-    found, boards = [], recorded_boards(prior)
-    for op in (op for op in ops or OPS if any(prior.newest_kernel_hash(op, sku) for sku in boards)):
-        data = find_prior(prior, device.sku, op, kernel_hash(op), backend)
-        if data is not None and data.full_space.any():
-            found.append(Calibration(op, device, make_source(data, PRIOR_WEIGHT), list_pool(op)))
+    recorded = {op for store in priors for sku in recorded_boards(store) for op in store.list_ops(sku)}
+    asked = ops or [op for op in OPS if op in recorded]
+    found = {op: data for op in asked if (data := find_start(priors, device.sku, op, backend)) is not None}
     if not found:
         raise errors.InconclusiveError(
-            f"{prior.target}: no rows of other kernels or of another GPU to start from; run `python -m tuner sweep`"
+            f"{', '.join(str(store.target) for store in priors)}: no rows of other kernels or of another GPU to start"
+            " from, with two usable problems, one of them measured over its whole space; run `python -m tuner sweep`"
         )
-    return found
+    calibrations = [Calibration(op, device, make_source(found[op], PRIOR_WEIGHT), list_pool(op)) for op in found]
+    return calibrations, [op for op in asked if op not in found]
+
+
+def find_start(priors: Sequence[Store], sku: str, op: str, backend: str) -> Dataset | None:
+    """Return the first table of the databases with a problem that was measured over its whole space."""
+    tables = chain.from_iterable(list_priors(store, sku, op, kernel_hash(op), backend) for store in priors)
+    return next((data for data in tables if data.full_space.any()), None)

@@ -38,23 +38,24 @@ def locking(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def install_best(problem: _C.Problem, database: str, folder: Path, backend: str = "cuda") -> dict:
+def install_best(problem: _C.Problem, database: str, folder: Path, sku: str, backend: str = "cuda") -> dict:
     """Write `<sku>.dgsel` with the measured best config of `problem` into `folder`; return what was done.
 
-    Only blocks of the default load count, and of times that `backend` takes: a database may have simulated ones, too.
-    Raises: InconclusiveError where it was not measured with this package's kernels; IntegrityError, StoreError.
+    Only blocks of the GPU model `sku` count, of the default load count, and of times that `backend` takes: a database
+    may have other GPUs and simulated times, too. Raises: InconclusiveError where it was not measured there with this
+    package's kernels; IntegrityError, StoreError.
     """
 
     def is_wanted(block: BlockRow) -> bool:
         return is_default(block.workload) and is_simulated(block.regime) == (backend == "simulated")
 
     with Store.open(database, "ro") as store:
-        boards = recorded_boards(store)
-        found = [rank(store, problem, sku, selection.kernel_hash(problem.op), is_wanted) for sku in boards]
-    ranking = max(filter(None, found), key=lambda one: one.block.created, default=None)
-    if ranking is None:
-        raise errors.InconclusiveError(f"{problem}: nothing was measured with this package's kernels in {database}")
-    device = boards[ranking.block.sku]
+        device = recorded_boards(store).get(sku)
+        ranking = rank(store, problem, sku, selection.kernel_hash(problem.op), is_wanted)
+    if ranking is None or device is None:
+        raise errors.InconclusiveError(
+            f"{problem}: nothing was measured on {sku} with this package's kernels in {database}"
+        )
     path = folder / f"{device.sku}{selector_files.SUFFIX}"
     make_folder(folder, 0o755)
     with locking(path):  # another process may be adding its own problems

@@ -1,10 +1,11 @@
-"""What tests of commands need."""
+"""What tests of commands and of learning need."""
 
 import os
 
 import pytest
 
 from deep_gemm import selection
+from tests.fakes import synthetic
 from tests.fakes.databases import without_flushes
 
 
@@ -24,3 +25,25 @@ def own_home(tmp_path, monkeypatch):
     selection.forget_selectors()
     yield tmp_path
     selection.forget_selectors()
+
+
+@pytest.fixture
+def in_process(own_home, monkeypatch):
+    """Measure in this process, on simulated times."""
+    from tests.fakes.in_process_worker import InProcessWorker
+
+    monkeypatch.setattr("tuner.search.sweep.make_worker", lambda options: InProcessWorker())
+
+
+@pytest.fixture(scope="module")
+def data():
+    """The table of the synthetic machine's rows."""
+    return synthetic.make_small_dataset()
+
+
+@pytest.fixture(scope="module")
+def learned(data, request):
+    """What is learned from it by the SETTINGS of the test's module."""
+    from tuner.learn import train
+
+    return train.train(data, request.module.SETTINGS)

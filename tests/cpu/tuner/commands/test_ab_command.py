@@ -149,6 +149,8 @@ def test_problems_of_a_file_and_of_other_ops(sets, capsys, tmp_path):
         [*WORDS, "--op", "nope"],
         [*WORDS, "--field", "color=red"],
         [*WORDS, "--workload", "nope"],
+        [*WORDS, "--seed", "-1"],
+        [*WORDS, "--seed", "4294967296"],
     ],
 )
 def test_wrong_words_are_usage_errors(sets, words, capsys):

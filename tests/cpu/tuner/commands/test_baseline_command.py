@@ -117,6 +117,17 @@ def test_names(text, named):
     assert read_name(text) == named
 
 
+@pytest.mark.parametrize("which", ["zz", "", "sweep:", "sweep:x", "driver:", "newest"])
+@pytest.mark.parametrize("command", [["compare"], ["baseline", "set"]])
+def test_what_stands_behind_the_name_of_a_file_must_say_something(database, capsys, command, which):
+    """The whole text was taken for the name of a file that is not there."""
+    assert cli.run([*command, f"{database}@{which}"]) == errors.EXIT_USAGE
+    message = capsys.readouterr().err
+    assert (
+        f"{database}@{which}: behind the @ must be a kernel hash" in message and "sweep:ID, driver:VERSION" in message
+    )
+
+
 def test_a_file_with_such_a_name_is_a_database(tmp_path):
     (tmp_path / "a@3fd8a380").touch()
     assert read_name(f"{tmp_path}/a@3fd8a380") == Named(f"{tmp_path}/a@3fd8a380")

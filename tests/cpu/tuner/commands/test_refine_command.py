@@ -17,14 +17,9 @@ from tuner.db.lock import WriterLock
 from tuner.search import sweep
 from tuner.ship import tuned
 
+pytestmark = pytest.mark.usefixtures("in_process")
 DEVICE = _C.Device.known("h200")
 PROBLEMS = [_C.Problem("fp8_gemm", m, 2112, 7168) for m in (48, 1040)] + [_C.Problem("bf16_gemm", 48, 4096, 7168)]
-
-
-@pytest.fixture(autouse=True)
-def in_process(own_home, monkeypatch):
-    """Measure in this process, on simulated times."""
-    monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker())
 
 
 def refine(tmp_path, *arguments: object) -> int:
@@ -55,6 +50,18 @@ def test_the_best_of_a_few_is_installed_for_every_shape(capsys, tmp_path):
         choice = selector.choose(problem, DEVICE)
         assert choice.source == "exact" and choice.config.as_dict() == found["config"]
         assert times[choice.config] <= 1.02 * min(times.values())
+
+
+def test_winners_are_those_of_the_board_at_hand_where_another_was_measured_since(capsys, tmp_path, monkeypatch):
+    worker = InProcessWorker()
+    worker.backend.device = _C.Device.known(f"{DEVICE.sku}-500w")
+    assert refine(tmp_path, "--best", 1) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "make_worker", lambda options: worker)
+        assert refine(tmp_path, "--best", 1) == 0
+    capsys.readouterr()
+    assert refine(tmp_path, "--best", 1, "--json") == 0
+    assert {one["sku"] for one in json.loads(capsys.readouterr().out)["installed"]} == {DEVICE.sku}
 
 
 @pytest.mark.parametrize("op", ["fp8_gemm", "bf16_gemm"])

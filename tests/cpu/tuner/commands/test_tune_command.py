@@ -12,14 +12,9 @@ from tuner.db import Store
 from tuner.search import sweep
 from tuner.ship import models
 
+pytestmark = pytest.mark.usefixtures("in_process")
 SKU = "nvidia-h200-sm132"
 DEVICE = _C.Device.known("h200")
-
-
-@pytest.fixture(autouse=True)
-def in_process(own_home, monkeypatch):
-    """Measure in this process, on simulated times."""
-    monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker())
 
 
 def tune(capsys, tmp_path, *arguments: object) -> dict:
@@ -72,6 +67,18 @@ def test_without_an_artefact_the_heuristic_answers_for_all_else(capsys, tmp_path
     for other in (_C.Problem("fp8_gemm", 49, 2112, 7168), _C.Problem("fp8_gemm", 48, 4096, 7168)):
         choice = new.choose(other, DEVICE)
         assert choice.source == "analytic" and choice.config == _C.get_analytic_config(other, DEVICE)
+
+
+def test_the_board_at_hand_gets_its_winner_where_another_was_measured_since(capsys, tmp_path, monkeypatch):
+    """A merged database, or one of a board whose power limit was changed: the other's artefact was written instead."""
+    first = tune(capsys, tmp_path, 48, 512, 1024)
+    with monkeypatch.context() as patch:
+        worker = InProcessWorker()
+        worker.backend.device = _C.Device.known(f"{SKU}-500w")
+        patch.setattr(sweep, "make_worker", lambda options: worker)
+        assert tune(capsys, tmp_path, 48, 512, 1024)["sku"] == worker.backend.device.sku
+    again = tune(capsys, tmp_path, 48, 512, 1024)
+    assert (again["sku"], again["config"]) == (first["sku"], first["config"]) and first["sku"] == SKU
 
 
 def test_text_says_what_was_installed(capsys, tmp_path):

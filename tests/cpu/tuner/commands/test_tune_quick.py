@@ -11,15 +11,13 @@ from deep_gemm import _C
 from deep_gemm.errors import DeviceError
 from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.selector import Selector
-from tests.fakes import selectors, synthetic
-from tests.fakes.in_process_worker import InProcessWorker
+from tests.fakes import databases, selectors, synthetic
 from tests.fakes.sweeps import run_sweep
 from tuner import cli, errors
 from tuner.commands import tune as tune_command
 from tuner.db import Store
-from tuner.learn import quick
+from tuner.learn import quick, sources
 from tuner.learn.learner import Settings
-from tuner.search import sweep
 from tuner.ship import calibrate
 
 DEVICE = _C.Device.known("h200")
@@ -27,9 +25,8 @@ POOL = [_C.Problem("fp8_gemm", m, n, k) for n, k in synthetic.SHAPES[1::8] for m
 
 
 @pytest.fixture(autouse=True)
-def few_problems(own_home, monkeypatch):
+def few_problems(in_process, monkeypatch):
     """Measure in this process, on simulated times, and few problems."""
-    monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker())
     monkeypatch.setattr(calibrate, "list_pool", lambda op: list(POOL))
     monkeypatch.setattr(quick, "ROUND", 4)
     settings = Settings(trees=24, sizes=(8,))
@@ -77,6 +74,57 @@ def check_kept(before: Selector, after: Selector) -> None:
     for problem in (_C.Problem("bf16_gemm", 64, n, k) for n, k in synthetic.SHAPES[1::4]):
         first, second = (selector.choose(problem, DEVICE) for selector in (before, after))
         assert (first.config, first.source) == (second.config, second.source)
+
+
+def test_a_calibration_can_be_run_again_where_the_own_database_has_its_rows_alone(capsys, tmp_path, monkeypatch):
+    """Of a GPU without a recording: the first run made ~/.deep_gemm/tuning.db, from which the second found no start."""
+    monkeypatch.setattr(sources, "find_recorded", lambda device="": synthetic.make_small_database())
+    arguments = ["tune", "--quick", "--backend", "simulated", "--out", str(tmp_path / "models"), "--time-budget", "0"]
+    assert cli.run([*arguments, "--json"]) == 0
+    assert (tmp_path / ".deep_gemm" / "tuning.db").is_file()
+    first = json.loads(capsys.readouterr().out)
+    assert cli.run([*arguments, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert [[row["op"], row["problems"]] for report in (first, again) for row in report["rounds"]] == [
+        ["fp8_gemm", 4]
+    ] * 2
+
+
+def add_lonely(path, op: str) -> None:
+    """Add the block of one problem of other kernels."""
+    with Store.open(path) as store:
+        databases.add_block(store, databases.add_context(store), _C.Problem(op, 64, 2112, 7168), op=op)
+
+
+def test_an_op_kind_without_a_start_is_skipped_and_said(capsys, tmp_path):
+    prior = tmp_path / "prior.db"
+    prior.write_bytes(synthetic.make_small_database().read_bytes())
+    add_lonely(prior, "bf16_gemm")
+    shared = ["--prior", prior, "--time-budget", 0]
+    assert tune(tmp_path, *shared, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["skipped"] == ["bf16_gemm"] and {row["op"] for row in report["rounds"]} == {"fp8_gemm"}
+    assert tune(tmp_path, *shared) == 0
+    assert "without rows of other kernels to start from: bf16_gemm" in capsys.readouterr().out
+    assert tune(tmp_path, *shared, "--op", "bf16_gemm") == errors.EXIT_INCONCLUSIVE
+    assert "no rows of other kernels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments, effort", [((), "quick"), (("--effort", "full"), "full")])
+def test_rounds_are_swept_with_the_effort_asked_for_and_say_by_what_command(tmp_path, monkeypatch, arguments, effort):
+    swept = []
+
+    def measure(options, database, size):
+        swept.append(options)
+        raise errors.NothingMeasuredError("enough")
+
+    monkeypatch.setattr(tune_command, "measure", measure)
+    monkeypatch.setattr(tune_command.sys, "argv", ["tuner", "tune", "--quick"])
+    run_sweep(tmp_path / "t.db", POOL[:1])
+    assert tune(tmp_path, *arguments) == errors.EXIT_INCONCLUSIVE
+    assert [(options.effort, options.argv, options.space) for options in swept] == [
+        (effort, ["tune", "--quick"], "loops")
+    ]
 
 
 @pytest.mark.full
@@ -214,7 +262,14 @@ def test_sizes_are_for_one_problem_and_quick_for_many(capsys, tmp_path, argument
     assert "M, N and K" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [("--op", "x"), ("--backend", "x")])
+@pytest.mark.parametrize("given", [("--prior", "a.db"), ("--time-budget", "60")])
+def test_what_only_a_calibration_takes_is_refused_for_one_problem(capsys, tmp_path, given):
+    arguments = ["tune", "48", "512", "1024", "--backend", "simulated", "--db", tmp_path / "t.db", "--out", tmp_path]
+    assert cli.run([*map(str, arguments), *given]) == errors.EXIT_USAGE
+    assert f"{given[0]}: only for --quick; drop it" in capsys.readouterr().err and not (tmp_path / "t.db").exists()
+
+
+@pytest.mark.parametrize("arguments", [("--op", "x"), ("--backend", "x"), ("--effort", "x")])
 def test_wrong_arguments_are_usage_errors(capsys, tmp_path, arguments):
     assert tune(tmp_path, *arguments) == errors.EXIT_USAGE
     assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "models").exists()

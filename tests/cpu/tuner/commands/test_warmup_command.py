@@ -140,8 +140,7 @@ def test_rows():
             parse_rows(text)
 
 
-def test_the_best_few_are_measured_before_anything_is_compiled(own_home, shapes, calls, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker())
+def test_the_best_few_are_measured_before_anything_is_compiled(in_process, shapes, calls, capsys, tmp_path):
     options = ["--measure", "2", "--m", "8,64", "--backend", "simulated", "--db", tmp_path / "t.db", "--out", tmp_path]
     assert cli.run(["warmup", shapes, *map(str, options), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

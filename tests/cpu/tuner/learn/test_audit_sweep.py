@@ -16,7 +16,6 @@ from tuner import cli, errors
 from tuner.db import Store
 from tuner.measure.simulated import simulate_time_us
 from tuner.problems.regimes import is_rested
-from tuner.search import sweep
 
 PAGE = Path(__file__).parents[4] / "docs" / "database.md"
 DEVICE = _C.Device.known("h200")
@@ -30,10 +29,9 @@ CONFIG = min(set(FEW).difference(PICKS), key=lambda config: simulate_time_us(HER
 
 
 @pytest.fixture
-def shell(own_home, monkeypatch, tmp_path, capsys):
+def shell(in_process, monkeypatch, tmp_path, capsys):
     """Return what runs a documented line in a folder of this test, with simulated times; it returns the exit code."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker())
 
     def run(line: str) -> int:
         command, _, target = line.partition(" > ")

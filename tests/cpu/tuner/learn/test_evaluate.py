@@ -23,20 +23,14 @@ SETTINGS = learner.Settings(trees=8, sizes=(16,))
 
 
 @pytest.fixture(scope="module")
-def data():
-    return synthetic.make_small_dataset()
-
-
-@pytest.fixture(scope="module")
 def results(data):
     return validate.validate(data, SETTINGS, jobs=1)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, data):
+def folder(tmp_path_factory, learned):
     path = tmp_path_factory.mktemp("evaluate") / "training" / "fp8_gemm"
-    train.save(path, data, train.train(data, SETTINGS), SETTINGS, str(synthetic.make_small_database()))
-    return path
+    return synthetic.save_training(path, learned, SETTINGS)
 
 
 def test_families_are_left_out_whole_and_once(data):

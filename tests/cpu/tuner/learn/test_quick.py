@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from deep_gemm import _C
-from tests.fakes import synthetic
+from tests.fakes import databases, synthetic
 from tests.fakes.sweeps import run_sweep
 from tuner.db import Store
 from tuner.learn import quick
@@ -136,6 +136,23 @@ def test_the_prior_is_of_other_kernels_of_this_gpu_else_of_another_gpu():
         sibling = quick.find_prior(store, "nvidia-h100-sm132", "fp8_gemm", synthetic.KERNEL_HASH)
         assert sibling.identity.sku == synthetic.SKU and len(sibling.problems) > 20
         assert quick.find_prior(store, synthetic.SKU, "bf16_gemm", "cd" * 32) is None
+
+
+def test_a_prior_of_too_few_problems_gives_way_to_the_next(tmp_path):
+    """One problem of the newest older kernels was all that a calibration had, and ended it for every op kind."""
+    path = tmp_path / "a.db"
+    path.write_bytes(synthetic.make_small_database().read_bytes())
+    with Store.open(path) as store:
+        context = databases.add_context(store, 1)
+        limited = _C.Device.known(f"{synthetic.SKU}-500w")
+        device_id = store.get_or_add_device(limited.as_dict() | {"uuid": "GPU-1"})
+        problem = databases.make_problem()
+        databases.add_block(store, context, problem, kernel_hash="cd" * 32)
+        databases.add_block(store, context | {"device_id": device_id}, problem, kernel_hash="ef" * 32)
+    with Store.open(path, "ro") as store:
+        for sku in (synthetic.SKU, limited.sku):
+            (found,) = quick.list_priors(store, sku, "fp8_gemm", "89" * 32)
+            assert (found.identity.sku, found.identity.kernel_hash) == (synthetic.SKU, synthetic.KERNEL_HASH)
 
 
 def test_a_prior_has_the_mean_of_both_ways_of_timing(few_sources, tmp_path):

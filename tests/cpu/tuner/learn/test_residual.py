@@ -15,11 +15,6 @@ TREES = learner.Settings().of_trees()
 
 
 @pytest.fixture(scope="module")
-def data():
-    return synthetic.make_small_dataset()
-
-
-@pytest.fixture(scope="module")
 def rows(data):
     return residual.make_config_rows(data)
 

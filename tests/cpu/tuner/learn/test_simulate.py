@@ -1,6 +1,7 @@
 """Replaying a recorded database: searchers see only what they ask for, and more measurements mean less regret."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from deep_gemm import _C
 from tests.fakes.sweeps import run_sweep
 from tests.fakes.weights import are_near, make_chain
-from tuner import cli
+from tuner import cli, errors
 from tuner.db import Store
 from tuner.learn import simulation
 from tuner.learn.dataset import load_dataset
@@ -134,6 +135,27 @@ def test_command(recorded, capsys):
 def test_unknown_samplers_are_usage_errors(recorded, capsys, samplers):
     assert cli.run(["simulate", "--db", str(recorded), "--samplers", samplers]) == 2
     assert "--samplers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("samplers", ["random", "nsga2"])
+@pytest.mark.parametrize(
+    ("seed", "said"),
+    [
+        ("-1", "greater than or equal to 0"),
+        ("4294967296", "less than or equal to 4294967295"),
+        ("4294967295", "the last of 2 seeds must be at most 4294967295"),
+    ],
+)
+def test_seeds_are_those_that_samplers_take(recorded, capsys, samplers, seed, said):
+    command = ["simulate", "--db", str(recorded), "--samplers", samplers, "--seed", seed, "--seeds", "2"]
+    assert cli.run(command) == errors.EXIT_USAGE
+    assert said in capsys.readouterr().err
+
+
+def test_the_least_number_of_configs_says_what_it_left(recorded, capsys):
+    assert cli.run(["simulate", "--db", str(recorded), "--least-configs", "100000"]) == errors.EXIT_INCONCLUSIVE
+    message = capsys.readouterr().err
+    assert re.search(r"--least-configs 100000: no problem has so many, at most \d+ were measured; name", message)
 
 
 def test_command_without_data(tmp_path, capsys):

@@ -26,20 +26,9 @@ from tuner.search.recording import describe_environment
 SETTINGS = learner.Settings(trees=24, leaves=8, rate=0.3, sizes=(8,))
 
 
-@pytest.fixture(scope="module")
-def data():
-    return synthetic.make_small_dataset()
-
-
-@pytest.fixture(scope="module")
-def learned(data):
-    return train.train(data, SETTINGS)
-
-
 @pytest.fixture
-def folder(tmp_path, data, learned):
-    train.save(tmp_path / "training", data, learned, SETTINGS, str(synthetic.make_small_database()))
-    return tmp_path / "training"
+def folder(tmp_path, learned):
+    return synthetic.save_training(tmp_path / "training", learned, SETTINGS)
 
 
 def all_rows(data):
@@ -163,7 +152,7 @@ def test_the_hull_is_widened_by_its_extent():
 
 
 def test_training_again_gives_the_same_folder(tmp_path, data, folder):
-    train.save(tmp_path / "again", data, train.train(data, SETTINGS), SETTINGS, str(synthetic.make_small_database()))
+    synthetic.save_training(tmp_path / "again", train.train(data, SETTINGS), SETTINGS)
     assert (tmp_path / "again" / train.TRAINING).read_bytes() == (folder / train.TRAINING).read_bytes()
 
 

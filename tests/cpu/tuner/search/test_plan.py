@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from deep_gemm import _C
-from tuner import cli
+from tuner import cli, errors
 from tuner.commands.sweep import describe_seconds
 from tuner.search.candidates import SweepOptions, choose_candidates
-from tuner.search.plan import estimate_seconds, plan_sweep
+from tuner.search.plan import check_trials, estimate_seconds, plan_sweep
 
 DEVICE = _C.Device.known("h200")
 SMALL, LARGE = _C.Problem("fp8_gemm", 64, 2112, 7168), _C.Problem("fp8_gemm", 16384, 16384, 16384)
@@ -50,6 +50,32 @@ def test_the_estimate_follows_the_kernels_the_configs_and_the_effort():
     assert estimate(SMALL, configs=configs[-1:]) < estimate(SMALL, configs=configs[-8:]) < estimate(SMALL)
     assert estimate(SMALL) < estimate(SMALL, replace(OPTIONS, effort="full"))
     assert estimate(SMALL, replace(OPTIONS, sampler="random", num_trials=4)) < estimate(SMALL)
+
+
+def test_a_number_of_trials_needs_a_search():
+    """`auto` measures default spaces whole: the number did nothing."""
+    for sampler in ("auto", "exhaustive"):
+        with pytest.raises(errors.UsageError, match=f"--n-trials 8: .*--sampler {sampler} measures .* drop --n-trials"):
+            check_trials(replace(OPTIONS, num_trials=8, sampler=sampler))
+    check_trials(replace(OPTIONS, num_trials=8, sampler="forest"))
+    check_trials(replace(OPTIONS, num_trials=8, space="wide"))
+    check_trials(replace(OPTIONS, num_trials=8, problems=[]))
+    check_trials(OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--n-trials", "8"], "--n-trials 8: no problem would be searched"),
+        (["--portfolio-from", "b.db"], "--portfolio-from b.db: only for --portfolio-size"),
+        (["--mixed"], "--mixed: only for --gpus or --scheduler"),
+    ],
+)
+def test_options_without_effect_are_refused_before_there_is_a_database(arguments, capsys, tmp_path, words, said):
+    for more in ([], ["--backend", "simulated"]):
+        command = [word for word in arguments if not more or word != "--dry-run"]
+        assert cli.run([*command, *more, *words]) == errors.EXIT_USAGE
+        assert said in capsys.readouterr().err and not (tmp_path / "a.db").exists()
 
 
 def test_the_estimate_is_near_a_recorded_sweep():

@@ -29,20 +29,9 @@ SKU = synthetic.SKU
 KEPT = "batched_fp8_gemm"  # an op kind
 
 
-@pytest.fixture(scope="module")
-def data():
-    return synthetic.make_small_dataset()
-
-
-@pytest.fixture(scope="module")
-def learned(data):
-    return train.train(data, SETTINGS)
-
-
 @pytest.fixture
-def folder(tmp_path, data, learned):
-    path = tmp_path / "training" / "fp8_gemm"
-    train.save(path, data, learned, SETTINGS, str(synthetic.make_small_database()))
+def folder(tmp_path, learned):
+    path = synthetic.save_training(tmp_path / "training" / "fp8_gemm", learned, SETTINGS)
     write_evaluation(path, GOOD)
     return path
 
