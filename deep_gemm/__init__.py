@@ -27,6 +27,7 @@ from deep_gemm._C import (
     set_tc_util,
 )
 from deep_gemm._version import __version__ as __version__
+from deep_gemm.dequantize import cast_back_from_fp8
 from deep_gemm.fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
 from deep_gemm.group_packing import get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor
 from deep_gemm.layout import (
@@ -83,6 +84,7 @@ __all__ = [
     "bf16_mega_moe",
     "calc_diff",
     "cast_back_from_fp4",
+    "cast_back_from_fp8",
     "ceil_div",
     "ceil_to_ue8m0",
     "fp4_fp4_mega_moe",

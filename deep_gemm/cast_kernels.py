@@ -17,7 +17,7 @@ from deep_gemm.recorded_calls import SwigluCast
 _MAX_SLICES = (1 << 31) - (1 << 22)  # of one group: indices and their steps have 32 bits
 _MAX_GRID_Y = 65535
 _CTAS_PER_SM = 16  # of masked groups: enough of each that groups of unequal size share the SMs
-_ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}  # as recorded calls have them
 _ROW_THREADS, _CHUNKS, _UNROLL = 256, 2, 2  # cast_rows.cuh
 RUN = 8  # gates or ups beside each other, where they are interleaved
@@ -44,7 +44,7 @@ def name_row_kernel(
     """Return the kernel of plan_rows. `is_aligned`: all rows and groups of rows are multiples of 16 bytes."""
     is_interleaved, limit_bits = swiglu or (0, -1)
     constants = {
-        "kElement": _ELEMENTS[dtype], "kGran": gran, "kUe8m0": int(use_ue8m0), "kSwiglu": int(bool(swiglu)),
+        "kElement": ELEMENTS[dtype], "kGran": gran, "kUe8m0": int(use_ue8m0), "kSwiglu": int(bool(swiglu)),
         "kInterleaved": is_interleaved, "kLimited": int(limit_bits >= 0), "kMasked": int(is_masked),
         "kAligned": int(is_aligned), "kSaturates": int(_does_torch_saturate()),
     }  # fmt: skip
@@ -56,7 +56,7 @@ def name_block_kernel(
 ) -> KernelOf:
     """Return the kernel of plan_blocks."""
     constants = {
-        "kElement": _ELEMENTS[dtype], "kGran": gran, "kUe8m0": int(use_ue8m0), "kPerColumn": int(is_per_column),
+        "kElement": ELEMENTS[dtype], "kGran": gran, "kUe8m0": int(use_ue8m0), "kPerColumn": int(is_per_column),
         "kAligned": int(is_aligned), "kSaturates": int(_does_torch_saturate()),
     }  # fmt: skip
     return "cast_blocks", 16 * _COLUMNS * dtype.itemsize // 16, constants
@@ -80,7 +80,7 @@ def plan_rows(
     groups, rows, n, slices, size = walk.groups, walk.rows, walk.n, walk.slices, x.element_size()
     mask, limit_bits = MASKED_M if is_masked else 0, swiglu[1] if swiglu else -1
     numbers = (
-        mask, groups, rows, n, slices, *_divider(max(slices, 2)), walk.group_stride * size, walk.row_stride * size,
+        mask, groups, rows, n, slices, *divider(max(slices, 2)), walk.group_stride * size, walk.row_stride * size,
         *_group_strides(walk.scales), max(limit_bits, 0),
     )  # fmt: skip
     name, threads, constants = name_row_kernel(x.dtype, gran, use_ue8m0, is_masked, walk.is_aligned, swiglu)
@@ -90,7 +90,7 @@ def plan_rows(
         ctas = min(ctas, -(-_CTAS_PER_SM * _sm_count(x) // max(groups, 1)))
     grid = (ctas, min(groups, _MAX_GRID_Y))
     outputs = Memory(*_contiguous((*walk.scales[0][:-1], n)), _FP8), Memory(*walk.scales, _FLOAT)
-    return _make_plan(kernel, grid, outputs, (X, DATA, SCALES, *numbers))
+    return make_plan(kernel, grid, outputs, (X, DATA, SCALES, *numbers))
 
 
 class _Walk(NamedTuple):
@@ -111,7 +111,7 @@ def _walk_rows(
 ) -> _Walk | None:
     """Return how the kernel of plan_rows goes through x, None where it cannot."""
     chunk, matrices = 16 // x.element_size(), matrices or _layout_of(x)
-    if x.dtype not in _ELEMENTS or gran not in [chunk * lanes for lanes in (2, 4, 8, 16, 32)]:
+    if x.dtype not in ELEMENTS or gran not in [chunk * lanes for lanes in (2, 4, 8, 16, 32)]:
         return None
     if not _is_walkable(matrices):
         return None
@@ -174,7 +174,7 @@ def plan_blocks(
     """Plan per_block_cast_to_fp8 and per_channel_cast_to_fp8 of argument 0. `is_padded`: the data of a matrix has room
     for rows up to a multiple of `gran`, which are not written.
     """
-    if x.dtype not in _ELEMENTS or gran not in (32, 64, 128) or not _is_walkable(_layout_of(x)):
+    if x.dtype not in ELEMENTS or gran not in (32, 64, 128) or not _is_walkable(_layout_of(x)):
         return None
     *leading, m, n = x.shape
     chunk, size = 16 // x.element_size(), x.element_size()
@@ -190,7 +190,7 @@ def plan_blocks(
     kernel = get_kernel(name, threads, **constants)
     room = -(-m // gran) * gran if is_padded else m
     outputs = Memory(*_contiguous((*leading, room, n)), _FP8), Memory(*scales, _FLOAT)
-    return _make_plan(kernel, grid, outputs, (X, DATA, SCALES, *numbers))
+    return make_plan(kernel, grid, outputs, (X, DATA, SCALES, *numbers))
 
 
 def plan_swiglu_grad(x: torch.Tensor, grad: torch.Tensor, has_y: bool) -> Plan | None:
@@ -208,12 +208,12 @@ def plan_swiglu_grad(x: torch.Tensor, grad: torch.Tensor, has_y: bool) -> Plan |
         return None
     is_aligned = n % chunk == 0 and _is_aligned(x, strides) and _is_aligned(grad, strides)
     kernel = get_kernel(
-        "swiglu_grad", _ROW_THREADS, kElement=_ELEMENTS[x.dtype], kHasY=has_y, kAligned=is_aligned
+        "swiglu_grad", _ROW_THREADS, kElement=ELEMENTS[x.dtype], kHasY=has_y, kAligned=is_aligned
     )  # fmt: skip
-    numbers = (m, n, chunks, *_divider(max(chunks, 2)), *(stride * size for stride in strides))
+    numbers = (m, n, chunks, *divider(max(chunks, 2)), *(stride * size for stride in strides))
     outputs = tuple(Memory(*_contiguous(shape), x.dtype) for shape in ((m, 2 * n), (m, n))[: 1 + has_y])
     places = (X, argument(1), DATA, memory(1) if has_y else DATA)
-    return _make_plan(kernel, (-(-m * chunks // _ROW_THREADS),), outputs, (*places, *numbers))
+    return make_plan(kernel, (-(-m * chunks // _ROW_THREADS),), outputs, (*places, *numbers))
 
 
 def plan_layout(sf: torch.Tensor, is_packed: bool) -> Plan | None:
@@ -238,7 +238,7 @@ def plan_layout(sf: torch.Tensor, is_packed: bool) -> Plan | None:
     width = -(-width // 4) * 4 if is_aligned and not is_packed else width
     numbers = (mn, k, width, in_group, in_row, out_group, out_column)
     output = Memory(*layout, torch.int32 if is_packed else sf.dtype)
-    return _make_plan(kernel, grid, (output,), (X, DATA, 0, *numbers))
+    return make_plan(kernel, grid, (output,), (X, DATA, 0, *numbers))
 
 
 def plan_groups(
@@ -256,10 +256,10 @@ def plan_groups(
     kernel = get_kernel("k_grouped_packing", _PACKING_THREADS, kEnds=is_ends, kAligned=is_aligned)
     grid = (-(-mn // (_PACKING_THREADS * (4 if is_aligned else 1))), words)
     numbers = (len(groups), rows, mn, gran_k, alignment, sf.stride(0))
-    return _make_plan(kernel, grid, (Memory(*_contiguous((words, mn)), torch.int32),), (X, argument(1), DATA, *numbers))
+    return make_plan(kernel, grid, (Memory(*_contiguous((words, mn)), torch.int32),), (X, argument(1), DATA, *numbers))
 
 
-def _make_plan(kernel, grid: tuple[int, ...], outputs: tuple[Memory, ...], arguments: tuple) -> Plan:
+def make_plan(kernel, grid: tuple[int, ...], outputs: tuple[Memory, ...], arguments: tuple) -> Plan:
     """Return the plan; nothing is launched where nothing is written."""
     launches = (Launch(kernel, grid, arguments),) if all(grid) else ()
     return Plan(launches, outputs, tuple(memory(i)[0] for i in range(len(outputs))))
@@ -323,7 +323,7 @@ def _group_strides(layout: Layout) -> tuple[int, int, int]:
     return (strides[-3] if len(shape) > 2 else 0), strides[-2], strides[-1]
 
 
-def _divider(divisor: int) -> tuple[int, int]:
+def divider(divisor: int) -> tuple[int, int]:
     """Return (magic, shift) with x // divisor == (x * magic >> 32) >> shift for 0 <= x < 2**31 and divisor >= 2."""
     bits = (divisor - 1).bit_length()
     return -(-(1 << (31 + bits)) // divisor), bits - 1

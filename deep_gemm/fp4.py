@@ -8,9 +8,10 @@ import itertools
 import torch
 
 from deep_gemm.arguments import check_flag, check_integer
-from deep_gemm.errors import DeviceError, DtypeError, ShapeError
+from deep_gemm.dequantize import spread_scales
+from deep_gemm.errors import DtypeError, ShapeError
 from deep_gemm.operands import check_tensor
-from deep_gemm.packing import ceil_to_ue8m0, check_are_rounded, pack_ue8m0_to_int, unpack_ue8m0_from_int
+from deep_gemm.packing import ceil_to_ue8m0, check_are_rounded, pack_ue8m0_to_int
 from deep_gemm.quantize import MIN_AMAX, SCALE_BLOCK, align, ceil_div
 
 #: The magnitudes of E2M1, by the three lower bits; the fourth is the sign.
@@ -63,18 +64,15 @@ def cast_back_from_fp4(
     Args:
         packed: int8 [m, n / 2]. sf: its scales, as per_token_cast_to_fp4 gives them.
 
-    Raises: ArgumentError, DtypeError, ShapeError.
+    Raises: ArgumentError, DeviceError, DtypeError, ShapeError.
     """
     _check_packed(packed)
-    check_tensor("sf", sf)
-    gran_k = check_integer("gran_k", gran_k, 1)
-    check_flag("use_packed_ue8m0", use_packed_ue8m0)
-    scales = unpack_ue8m0_from_int(sf) if use_packed_ue8m0 else sf
-    _check_scales(scales, packed, gran_k)
+    m, pairs = packed.shape
+    scales = spread_scales("packed", (m, 2 * pairs), packed.device, sf, gran_k, use_packed_ue8m0)
     codes = _split(packed)
     magnitudes = torch.tensor(_MAGNITUDES, device=packed.device)[(codes % _SIGN).int()]
     values = torch.where((codes >= _SIGN) & (magnitudes > 0), -magnitudes, magnitudes)
-    return values * scales.repeat_interleave(gran_k, dim=1)[:, : values.shape[1]]
+    return values * scales
 
 
 def transpose_packed_fp4(a: torch.Tensor) -> torch.Tensor:
@@ -104,17 +102,6 @@ def _split(packed: torch.Tensor) -> torch.Tensor:
     """Return the uint8 codes [m, n] of pairs."""
     pairs = packed.contiguous().view(torch.uint8)
     return torch.stack((pairs & _CODE, pairs >> 4), dim=-1).flatten(-2)
-
-
-def _check_scales(scales: torch.Tensor, packed: torch.Tensor, gran_k: int) -> None:
-    """Raise unless there is a float32 scale for each group; packed ones may fill a last word."""
-    m, columns = packed.shape[0], ceil_div(2 * packed.shape[1], gran_k)
-    if scales.dtype != torch.float32:
-        raise DtypeError(f"sf.dtype = {scales.dtype}: scales are torch.float32, or packed; convert them.")
-    if scales.dim() != 2 or scales.shape[0] != m or scales.shape[1] < columns:
-        raise ShapeError(f"sf: scales {list(scales.shape)}, but packed needs [{m}, {columns}]; pass those of packed.")
-    if scales.device != packed.device:
-        raise DeviceError(f"sf.device = {scales.device}: packed is on {packed.device}; move sf there.")
 
 
 def _check_packed(packed: torch.Tensor) -> None:

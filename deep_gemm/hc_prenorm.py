@@ -18,7 +18,7 @@ from deep_gemm.planned import KernelOf, Launch, Memory, argument, memory
 from deep_gemm.quantize import ceil_div
 from deep_gemm.recorded_calls import K_UNIT, PrenormCall
 from deep_gemm.recorded_calls import record as record_call
-from deep_gemm.vendor import overlaps, shares_memory, writing
+from deep_gemm.vendor import find_address, overlaps, shares_memory, writing
 
 #: The name of the op.
 NAME = "tf32_hc_prenorm_gemm"
@@ -143,7 +143,7 @@ def _check_layouts(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: t
     for name, tensor in (("a", a), ("b", b)):
         pitch = tensor.stride(0) * tensor.element_size() if tensor.shape[0] > 1 and tensor.shape[1] > 0 else 0
         has_address = tensor.is_cuda and not tensor.is_meta and not is_fake(tensor)
-        address = tensor.data_ptr() if has_address else 0
+        address = find_address(tensor) if has_address else 0
         if pitch % 16 or address % 16:
             raise LayoutError(
                 f"{name}: rows must start at multiples of 16 bytes, the first is at {address} and they are {pitch}"

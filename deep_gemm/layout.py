@@ -29,13 +29,13 @@ get_m_alignment_for_contiguous_layout = get_k_alignment_for_contiguous_layout = 
 
 
 def get_tma_aligned_size(x: int, element_size: int = 4) -> int:
-    """Return x rounded up so that x elements of `element_size` bytes fill whole 16-byte units.
+    """Return x rounded up so that x elements of `element_size` bytes, a divisor of 16, fill whole 16-byte units.
 
     Raises: ArgumentError.
     """
     x, element_size = check_integer("x", x), check_integer("element_size", element_size, 1)
-    if element_size > _TMA_ALIGNMENT_BYTES:
-        raise ArgumentError(f"element_size = {element_size}: must be at most 16 bytes; pass that of a dtype.")
+    if _TMA_ALIGNMENT_BYTES % element_size:
+        raise ArgumentError(f"element_size = {element_size}: must be 1, 2, 4, 8 or 16 bytes; pass that of a dtype.")
     return align(x, _TMA_ALIGNMENT_BYTES // element_size)
 
 
@@ -259,9 +259,16 @@ def _make_mn_major(shape, dtype: torch.dtype, device) -> torch.Tensor:
 def _is_mn_major(sf: torch.Tensor) -> bool:
     """Return whether sf has this layout at an aligned address; the strides of dims of size 1 do not count."""
     strides = zip(sf.shape, sf.stride(), _strides(sf.shape, sf.element_size()))
-    # While a graph is made, no address is known; one that is not aligned is only slower.
-    is_aligned = sf.is_meta or is_fake(sf) or torch.compiler.is_compiling() or sf.data_ptr() % _TMA_ALIGNMENT_BYTES == 0
-    return is_aligned and all(_is_true(size == 1) or _is_true(have == want) for size, have, want in strides)
+    return _is_aligned(sf) and all(_is_true(size == 1) or _is_true(have == want) for size, have, want in strides)
+
+
+def _is_aligned(sf: torch.Tensor) -> bool:
+    if sf.is_meta or is_fake(sf) or torch.compiler.is_compiling():
+        return True  # while a graph is made, no address is known; one that is not aligned is only slower
+    try:
+        return sf.data_ptr() % _TMA_ALIGNMENT_BYTES == 0
+    except RuntimeError:  # a tensor of torch.vmap, whose memory is that of many
+        return False
 
 
 def _is_true(claim) -> bool:

@@ -140,16 +140,18 @@ _EINSUM = _Template(
     summary="Compute {formula} from {operands} operands, on the current stream.",
     arguments=f"""\
     d: bfloat16 or float32 [b, h, d], written. It shares no memory with A, B and their scales.
-    c: as d, rows contiguous, or None. It may be d itself; otherwise it shares no memory with d. A sum over b takes one
-        with a float32 d only.
-{_EXPRESSION}    use_cublaslt: let torch call the vendor's library instead; a sum over b then copies A and B first.
+    c: as d, rows contiguous, or None. It may be d itself; otherwise it shares no memory with d. A sum over b and k
+        takes one with a float32 d only.
+{_EXPRESSION}    use_cublaslt: let torch call the vendor's library instead; a sum over b and k then copies A and B
+        first.
 """,
     sizes="""
 
 These are the shapes of 'bhr,hdr->bhd'. The others are
     'bhd,hdr->bhr'   A [b, h, d], B [h, d, r], D [b, h, r]
+    'bhd,bhr->hdr'   A [b, h, d], B [b, h, r], D [h, d, r]: sums over b
     'bmk,bnk->mn'    A [b, m, k], B [b, n, k], D [m, n]: sums over b and k
-Sums over b are cut into parts that are added up in a fixed order: repeated calls give the same bits.
+Sums over b and k are cut into parts that are added up in a fixed order: repeated calls give the same bits.
 
 A dimension of 0: nothing happens, but d = c, or 0, where there is nothing to add up.
 """,

@@ -144,8 +144,7 @@ def _build_another(problem, device, choice, second, error: CompileError):
         with contextlib.suppress(CompileError):
             result = _get_kernel(problem, config)
             first_line = str(error).partition("\n")[0]
-            if second:  # another problem need not try that again
-                remember_failure(problem, choice.config, second, error)
+            remember_failure(problem, choice.config, second, error)  # another problem need not try that again
             _warn_once(
                 f"{_C.name_tiles(choice.config, second)}, chosen for {problem} ({choice.source}), does not compile"
                 f" ({first_line}); using {config} instead"

@@ -17,7 +17,7 @@ import torch
 
 from deep_gemm import cast_kernels, environment, planned
 from deep_gemm.arguments import check_flag, check_integer, check_integers, shorten
-from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
 from deep_gemm.operands import check_tensor, is_fake
 from deep_gemm.packing import PER_WORD, check_are_rounded, join_exponents
 from deep_gemm.recorded_calls import record
@@ -66,13 +66,14 @@ def per_token_cast_to_fp8(
         gran_k: columns that share a scale.
         use_packed_ue8m0: pack the scales for SM100 (packing.py), which takes use_ue8m0, row-major scales, and a
             multiple of 4 of them in a row.
-        masked_m: int32 [groups] on x's device, for x [groups, m, n]: only the first rows of each group are quantised,
-            and the results of the others are undefined. A kernel reads and writes nothing of them.
+        masked_m: int32 [groups], contiguous, on x's device, for x [groups, m, n]: only the first rows of each group
+            are quantised, and the results of the others are undefined. A kernel reads and writes nothing of them.
         scales: "row_major", or "mn_major": the TMA-aligned layout that the GEMMs prefer.
 
     Returns: float8_e4m3fn [..., m, n] and float32 scales [..., m, ceil(n / gran_k)], or int32 with 4 scales in each.
     Raises: ShapeError for a vector or a scalar, or for scales of a row that fill no words; DtypeError unless x is
-        floating point; ArgumentError for another layout or gran_k, or for scales that cannot be packed.
+        floating point; ArgumentError for another layout or gran_k, or for scales that cannot be packed; all of them,
+        LayoutError and DeviceError for another masked_m.
     """
     cast = _token_cast(x, masked_m, use_ue8m0, gran_k, scales, use_packed_ue8m0, None)
     if cast is not NotImplemented:
@@ -203,7 +204,7 @@ def make_mn_major(scales: torch.Tensor) -> torch.Tensor:
     """Return a copy of scales [..., m, k], of a dtype of 4 bytes, in the MN-major, TMA-aligned layout."""
     shape, strides = cast_kernels.scale_layout(tuple(scales.shape), True)
     if not torch.compiler.is_compiling() and not is_fake(scales):
-        return torch.empty_strided(shape, strides, dtype=scales.dtype, device=scales.device).copy_(scales)
+        return scales.new_empty_strided(shape, strides).copy_(scales)
     # For copy_ a graph would ask whether m is aligned, and serve no other m.
     return _pad(scales.mT.contiguous(), shape[-1], strides[-1]).as_strided(shape, strides)
 
@@ -257,8 +258,20 @@ def _check_packed(x: torch.Tensor, use_ue8m0: bool, gran_k: int, is_mn_major: bo
 
 def _check_rows(x: torch.Tensor, masked_m: torch.Tensor | None) -> None:
     _check_matrices(x)
-    if masked_m is not None:
-        _check_mask(x, masked_m)
+    if masked_m is None:
+        return
+    check_tensor("masked_m", masked_m)
+    if x.dim() != 3 or masked_m.shape != x.shape[:1]:
+        raise ShapeError(
+            f"masked_m.shape = {list(masked_m.shape)} with x.shape = {list(x.shape)}: x must be [groups, m, n] and"
+            " masked_m [groups]; reshape them."
+        )
+    if masked_m.dtype != torch.int32:
+        raise DtypeError(f"masked_m.dtype = {masked_m.dtype}: must be torch.int32; convert it with .int().")
+    if not masked_m.is_contiguous():
+        raise LayoutError(f"masked_m.stride() = {masked_m.stride()}: must be contiguous; pass masked_m.contiguous().")
+    if masked_m.device != x.device:
+        raise DeviceError(f"masked_m.device = {masked_m.device}: x is on {x.device}; move masked_m there.")
 
 
 def check_limit(name: str, limit: Any) -> None:
@@ -289,19 +302,6 @@ def _check_pairs(x: torch.Tensor, masked_m: torch.Tensor | None, swiglu: cast_ke
             f"x.shape[-1] = {x.shape[-1]}: gates and ups are interleaved, {cast_kernels.RUN} of each; pass a"
             f" multiple of {2 * cast_kernels.RUN} columns."
         )
-
-
-def _check_mask(x: torch.Tensor, masked_m: torch.Tensor) -> None:
-    check_tensor("masked_m", masked_m)
-    if x.dim() != 3 or masked_m.shape != x.shape[:1]:
-        raise ShapeError(
-            f"masked_m.shape = {list(masked_m.shape)} with x.shape = {list(x.shape)}: x must be [groups, m, n] and"
-            " masked_m [groups]; reshape them."
-        )
-    if masked_m.dtype != torch.int32 or not masked_m.is_contiguous():
-        raise DtypeError(f"masked_m.dtype = {masked_m.dtype}: must be contiguous torch.int32; convert it with .int().")
-    if masked_m.device != x.device:
-        raise DeviceError(f"masked_m.device = {masked_m.device}: x is on {x.device}; move masked_m there.")
 
 
 def _check_dims(x: torch.Tensor, dims: tuple[int, ...], use_ue8m0: bool) -> set[int]:

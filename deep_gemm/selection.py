@@ -55,14 +55,15 @@ def get_best_config(problem: "_C.Problem", device: "_C.Device | str | None" = No
     Only the fields of `problem` count: settings of the process (set_num_sms, set_batch_invariant, DG_BATCH_INVARIANT)
     reach a call's problem as its fields num_sms and batch_invariant.
 
-    Raises: ArgumentError for what is no device; DeviceError for an unknown name, where there is no GPU, and where none
-        of the configs is legal on it.
+    Raises: ArgumentError for what is no Problem or no device; DeviceError for an unknown name, where there is no GPU,
+        and where none of the configs is legal on it.
     """
     return explain(problem, device).config
 
 
 def get_analytic_config(problem: "_C.Problem", device: "_C.Device | str | None" = None) -> "_C.Config":
     """Return the heuristic's choice for `problem` on `device`, all as for get_best_config; a pure function."""
+    check_problem(problem)
     return _C.get_analytic_config(problem, find_device(device))
 
 
@@ -72,8 +73,18 @@ def explain(problem: "_C.Problem", device: "_C.Device | str | None" = None) -> "
     return make_room(problem, choose(problem, device), device)
 
 
+def check_problem(problem: object) -> None:
+    """Raise ArgumentError for what is no Problem: within a choice it would count as a fault of the selector."""
+    if not isinstance(problem, _C.Problem):
+        raise ArgumentError(
+            f"problem = {shorten(problem)}: must be a Problem; pass deep_gemm.Problem('fp8_gemm', 64, 2112, 7168), for"
+            " example."
+        )
+
+
 def choose(problem: "_C.Problem", device: "_C.Device") -> "_C.Choice":
-    """Return what the selector chooses, or the heuristic."""
+    """Return what the selector chooses, or the heuristic. Raises: ArgumentError for what is no Problem."""
+    check_problem(problem)
     loaded = load_selector(device.sku)
     if loaded.selector is None:
         return choose_analytic(problem, device, loaded.reason)

@@ -149,7 +149,7 @@ def _check_kind(name: str, tensor: torch.Tensor) -> None:
 
 def _is_same(c: torch.Tensor, d: torch.Tensor) -> bool:
     """Return whether c, of the shape of d, is d in memory; the strides of dims of size 1 do not count."""
-    if torch.compiler.is_compiling() or c.data_ptr() != d.data_ptr():
+    if torch.compiler.is_compiling() or find_address(c) != find_address(d):
         return False
     strides = zip(d.shape, c.stride(), d.stride(), strict=True)
     return all(size == 1 or stride == wanted for size, stride, wanted in strides)
@@ -172,7 +172,11 @@ def _check_overlaps(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def shares_memory(d: torch.Tensor) -> bool:
-    """Return whether elements of a tensor may lie in one place: some dim steps less far than those within it reach."""
+    """Return whether elements of a tensor may lie in one place: some dim steps less far than those within it reach. An
+    empty one has none.
+    """
+    if 0 in d.shape:
+        return False
     strides = sorted((stride, size) for size, stride in zip(d.shape, d.stride(), strict=True) if size > 1)
     extent = 1
     for stride, size in strides:
@@ -192,7 +196,19 @@ def overlaps(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 def _span(x: torch.Tensor) -> tuple[int, int]:
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
+    first = find_address(x)
+    return first, first + (last + 1) * x.element_size()
+
+
+def find_address(x: torch.Tensor) -> int:
+    """Return where the numbers of a tensor begin in memory. Raises: ArgumentError where they lie nowhere."""
+    try:
+        return x.data_ptr()
+    except RuntimeError as error:
+        raise ArgumentError(
+            f"a tensor of shape {list(x.shape)}: has no memory of its own, as within torch.vmap ({error}); call the op"
+            " outside of that, with plain tensors."
+        ) from None
 
 
 def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:

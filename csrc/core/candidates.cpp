@@ -280,6 +280,12 @@ Pruning::Pruning(const Problem& problem, const Device& device)
       takes_wide(takes_wide_swapped(op_kind(problem.op))),
       wide_m(op_kind(problem.op).has_room() ? smallest_cover(kWideTokens, 2 * m) : 0),
       cover_n(std::max(smallest_cover(kBlockNs, problem.n), problem.b_major == Major::kMn ? kMnMajorUnit : 0)),
+      // Of an MN-major B whole units alone. Groups of few rows, for which taller tiles are left out, would else have no
+      // tile at all where A is MN-major, too: groups of K, and batched products.
+      widest_n(op_kind(problem.op).is_grouped() && problem.a_major == Major::kMn && problem.b_major == Major::kMn &&
+                       problem.m <= kBlockMs[0]
+                   ? cover_n / kMnMajorUnit * kMnMajorUnit
+                   : cover_n),
       may_split(problem.num_sms == 0 && !problem.batch_invariant && op_kind(problem.op).knobs.has(Knob::kSplitK)) {}
 
 bool Pruning::keeps_wide(const Config& config) const {

@@ -61,7 +61,7 @@ struct Pruning {
     bool keeps_plain(const Config& config) const {
         if (config.block_n > cover_n || (config.block_m > 64 && m <= config.block_m / 2)) return false;
         if (is_beside(config) && m <= config.block_m) return false;
-        if (config.block_m * config.block_n < kSmallTile && config.block_n < cover_n &&
+        if (config.block_m * config.block_n < kSmallTile && config.block_n < widest_n &&
             num_tiles(config) > kMaxSmallWaves * sms)
             return false;
         if (config.split_k > 1 && !keeps_split(config)) return false;
@@ -97,6 +97,7 @@ struct Pruning {
     bool takes_wide;         // swapped tiles of more than kMostTokens
     int wide_m;              // the most tokens of such a tile for groups of about m rows; 0: there are just m rows
     int cover_n;             // the smallest width of a tile that covers n
+    int widest_n;            // of the tiles of 64 rows up to that width
     bool may_split;
 };
 

@@ -158,7 +158,7 @@ inline constexpr OpKind kOpKinds[] = {
      words::kPer128, words::kAnyD, words::kAnyC, words::kKMajor, words::kKMajor,
      words::kAnyScales, words::kJoint, words::kNoSplit},
     {"batched_bf16_gemm", "batched_gemm", "bf16_gemm", Grouping::kBatched, false,
-     words::kNoScales, words::kAnyD, words::kAnyC, words::kKMajor, words::kAnyMajor,
+     words::kNoScales, words::kAnyD, words::kAnyC, words::kAnyMajor, words::kAnyMajor,
      words::kForTma, words::kJoint, words::kNoSplit},
     {"summed_bf16_gemm", "batched_gemm", "bf16_gemm", Grouping::kSummed, false,
      words::kNoScales, words::kFp32D, words::kNoC, words::kKMajor, words::kKMajor,

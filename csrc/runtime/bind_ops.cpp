@@ -101,12 +101,10 @@ void bind_limits(py::module_& m, const py::dict& settings) {
         "ratio"_a,
         "Keep the share of the tensor cores that the caller wants used, 0..1; numbers above 1 are percent. Accepted "
         "for compatibility: no kernel of SM90 limits itself by it. Raises: ArgumentError.");
-    m.def(
-        "set_scale_copy_work", &set_scale_copy_work, "work"_a,
-        "Copy row-major scales of dense, contiguous and masked FP8 products of at least `work` = m * n * k (m of "
-        "masked "
-        "groups: the expected rows of all) to the layout that TMA reads, before the product. At first 2**35; infinity: "
-        "never. Raises: ArgumentError.");
+    m.def("set_scale_copy_work", &set_scale_copy_work, "work"_a,
+          "Copy row-major scales of dense, contiguous and masked FP8 products of at least `work` = m * n * k (m of "
+          "masked groups: the expected rows of all) to the layout that TMA reads, before the product. At first 2.2e10; "
+          "infinity: never. Raises: ArgumentError.");
     m.def("get_scale_copy_work", &get_scale_copy_work, "Return what set_scale_copy_work set last.");
     m.def(
         "with_scale_copies", [](const Problem& problem) { return with_scale_copies(problem); }, "problem"_a,

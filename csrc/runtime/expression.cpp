@@ -14,6 +14,7 @@ constexpr DimOrder kAsIs = {0, 1, 2}, kMiddleFirst = {1, 0, 2}, kLastTwoExchange
 constexpr Expression kExpressions[] = {
     {"bhr,hdr->bhd", "batched_bf16_gemm", kMiddleFirst, kAsIs, kMiddleFirst},
     {"bhd,hdr->bhr", "batched_bf16_gemm", kMiddleFirst, kLastTwoExchanged, kMiddleFirst},
+    {"bhd,bhr->hdr", "batched_bf16_gemm", kFirstLast, kFirstLast, kAsIs},
     {"bmk,bnk->mn", "summed_bf16_gemm", kAsIs, kAsIs, kAsIs},
     {"bhr,hdr->bhd", "batched_fp8_gemm", kMiddleFirst, kAsIs, kMiddleFirst},
     {"bhd,hdr->bhr", "batched_fp8_gemm", kMiddleFirst, kLastTwoExchanged, kMiddleFirst},

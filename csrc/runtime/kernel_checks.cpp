@@ -5,6 +5,7 @@
 
 #include "core/error.hpp"
 #include "core/legality.hpp"
+#include "core/second_tile.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -61,12 +62,17 @@ void check_variant(const LoadedKernel& kernel, const Problem& given, const Layou
 }
 
 void check_kernel_alignment(const LoadedKernel& kernel, const Problem& given) {
-    if (fits_alignment(group_alignment(given), kernel.config)) return;
-    const std::string rows = std::to_string(kernel.config.block_m);
-    throw Error(ErrorKind::kArgument, "config = " + to_string(kernel.config) + ": its tiles of block_m = " + rows +
-                                          " rows do not divide get_mk_alignment_for_contiguous_layout() = " +
-                                          std::to_string(given.alignment) + "; set a multiple of " + rows +
-                                          " or compile a smaller tile.");
+    for (const Config* config : {&kernel.config, kernel.second ? &*kernel.second : nullptr}) {
+        if (config == nullptr || fits_alignment(group_alignment(given), *config)) continue;
+        const std::string rows = std::to_string(config->block_m);
+        throw Error(ErrorKind::kArgument, "config = " + to_string(*config) + ": its tiles of block_m = " + rows +
+                                              " rows do not divide get_mk_alignment_for_contiguous_layout() = " +
+                                              std::to_string(given.alignment) + "; set a multiple of " + rows +
+                                              " or compile a smaller tile.");
+    }
+    if (!kernel.second) return;
+    if (const std::string reason = second_tile_reason(given, kernel.config, *kernel.second); !reason.empty())
+        throw Error(ErrorKind::kArgument, reason);
 }
 
 void check_kernel_sms(const LoadedKernel& kernel, int num_sms) {

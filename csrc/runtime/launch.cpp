@@ -1,8 +1,11 @@
 #include "runtime/launch.hpp"
 
 #include <Python.h>
+#include <cxxabi.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -20,17 +23,28 @@ namespace {
 // The kernel counts tiles in 32 bits and steps past the last by one grid.
 constexpr int64_t kMaxTiles = int64_t(1) << 31;
 
-// The driver may block when its queue is full, and what drains the queue may need the GIL (a host callback).
+// The driver may block when its queue is full, and what drains the queue may need the GIL (a host callback). While the
+// interpreter ends, Python before 3.14 unwinds a thread that asks for the GIL; nothing may be unwound here, neither a
+// destructor nor frames that hold references, so that the thread waits for the end of the process.
 class ReleasedGil {
  public:
     ReleasedGil() : state_(PyEval_SaveThread()) {}
-    ~ReleasedGil() { PyEval_RestoreThread(state_); }
+    ~ReleasedGil() {
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (const abi::__forced_unwind&) {
+            for (;;) pause();
+        }
+    }
     ReleasedGil(const ReleasedGil&) = delete;
     ReleasedGil& operator=(const ReleasedGil&) = delete;
 
  private:
     PyThreadState* state_;
 };
+
+// For a kernel of two tiles that is said to have one: no comparison with its weight holds, so that the first is taken.
+SecondTile never_taken{.maps = {}, .params = {}, .weight = std::numeric_limits<float>::quiet_NaN()};
 
 struct Extent {
     int64_t rows, columns;
@@ -253,10 +267,11 @@ void launch(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Ca
     if (is_grouped(call.op)) groups = make_group_params(call, sizes, geometry, map_slots);
     std::optional<SecondTile> second;  // most kernels have none, and it is large
     if (kernel.second) second = make_second_tile(kernel, geometry.second, call, sizes, params);
-    // A dense kernel has no eighth parameter and most have no ninth; the driver reads as many as the kernel has.
+    // A dense kernel has no eighth parameter and most have no ninth; the driver reads as many as the kernel has. One of
+    // two tiles of which `_C.Kernel` was told the first alone reads kNeverTaken.
     void* arguments[] = {&maps.a,       &maps.b,       &maps.d,
                          &maps.scale_a, &maps.scale_b, &maps.a_tail,
-                         &params,       &groups,       second ? &*second : nullptr};
+                         &params,       &groups,       second ? &*second : &never_taken};
     const KernelLaunch launch(kernel, geometry.num_ctas, static_cast<driver::Stream>(stream),
                               may_overlap(kernel, geometry));
     enqueue(kernel.function(), launch.config, arguments,

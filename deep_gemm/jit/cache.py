@@ -55,6 +55,15 @@ _warn_guard = threading.Lock()
 _has_warned = False
 
 
+def _reset_after_fork() -> None:
+    """A child must not inherit a lock that another thread of the parent held."""
+    global _warn_guard
+    _warn_guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
+
+
 class _BadEntry(Exception):
     """An entry that must not be used: corrupt, foreign, or no regular file."""
 

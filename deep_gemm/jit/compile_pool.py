@@ -31,7 +31,7 @@ from deep_gemm.jit.compile import get_toolchain
 MAX_CHILDREN = 32
 #: A kernel takes 0.1 to 2 s. NVCC has a limit of its own, and the child may wait for another process before.
 LIMIT_S = 450.0
-_MAX_MESSAGE = 600  # characters, as JSON at most 3600 bytes: an outcome is one write and one read of a pipe
+_MAX_MESSAGE = 300  # characters, as JSON at most 3600 bytes: an outcome is one write and one read of a pipe
 _SERVER = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from deep_gemm.jit import compile_pool as pool; pool"
 )

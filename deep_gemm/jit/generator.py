@@ -292,7 +292,7 @@ def _logits_constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[
 def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
     """Return the (problem, config) pairs whose sources stand for the generator in the kernel hash of `op`.
 
-    They cover every variant of the op with tiles of every kind, shallow and deep rings, with and without clusters and
+    They cover the variants of the op with tiles of every kind, shallow and deep rings, with and without clusters and
     split K, and every knob, so that a change of a constant of any kernel shows. Legality alone filters them, so that
     neither the heuristic nor the candidate list changes the hash.
     """
@@ -331,9 +331,12 @@ def _canonical_logits(op: str, device: "_C.Device") -> list[tuple["_C.Problem", 
 
 
 def _canonical_variants(kind: "_C.OpKind") -> list[dict]:
-    """Return the fields of every variant of an op kind. Their order is part of the kernel hash, so it is historical."""
+    """Return the fields of the variants of an op kind. Their order is part of the kernel hash, so it is historical."""
     outputs = [{"d_dtype": d_dtype, "c_mode": c_mode} for d_dtype in kind.d_dtypes for c_mode in kind.c_modes]
-    majors = [{"a_major": a_major, "b_major": b_major} for a_major in kind.a_majors for b_major in kind.b_majors]
+    # Batched products took an MN-major A when others had been measured. Its kernels differ from those by constants that
+    # dense products have, too: left out, they leave the hash of the measured ones as it was.
+    majors_a = [major for major in kind.a_majors if major == "k" or not kind.is_batched]
+    majors = [{"a_major": a_major, "b_major": b_major} for a_major in majors_a for b_major in kind.b_majors]
     scales = [{"recipe": recipe, "scale_layout": layout} for recipe in kind.recipes for layout in kind.scale_layouts]
     layouts = [{"group_layout": layout} for layout in sorted(kind.group_layouts)]
     if kind.is_grouped:

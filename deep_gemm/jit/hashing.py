@@ -2,7 +2,8 @@
 
 - The key of the cache covers every byte: source and headers, the build of the compiler, the flags.
 - The kernel hash is the identity of measurements and the guard of selector artefacts. It ignores comments, white space,
-  the compiler, and everything that the kernels of the op kind do not include. The installed package suffices for it.
+  the compiler, symbols of plain kernels, and everything that the kernels of the op kind do not include. The installed
+  package suffices for it.
 - The package hash tells in milliseconds whether two processes make the same kernels, for which a kernel hash takes
   seconds. It covers every byte.
 - The tree hash stamps the GPU correctness record: any edit of native code, headers, the package's Python or the GPU
@@ -70,13 +71,14 @@ def compile_key(source: str, headers: dict[str, str], toolchain: "nvrtc.Nvrtc | 
 
 
 def name_plain(kernel: str) -> str:
-    """Return what kernel_hash calls a plain kernel: its symbol. Raises ProblemError for an unknown one."""
-    return plain_kernels.plain_symbol(kernel)
+    """Return what kernel_hash and results call a plain kernel. Raises ProblemError for an unknown one."""
+    plain_kernels.plain_symbol(kernel)
+    return f"deep_gemm_{kernel}"
 
 
 @functools.cache
 def kernel_hash(op: str) -> str:
-    """Return the identity of the kernels of an op kind, of a plain kernel by its symbol, or of SECOND_TILE, in
+    """Return the identity of the kernels of an op kind, of a plain kernel (name_plain), or of SECOND_TILE, in
     hexadecimal.
 
     Raises: ProblemError for an unknown op kind.
@@ -84,13 +86,18 @@ def kernel_hash(op: str) -> str:
     if op == SECOND_TILE:
         sources = generator.second_tile_sources()
         return hash_kernels(op, sources, {_TILE_CHOICE: get_included_headers(sources[0])[_TILE_CHOICE]})
-    plain = {name_plain(name): row.constants for name, row in plain_kernels.PLAIN_KERNELS.items()}
-    if op in plain:
-        constants = dict.fromkeys(plain[op], 1)  # their values are the caller's
-        sources = [plain_kernels.plain_source(op.removeprefix("deep_gemm_"), constants)]
-    else:
-        sources = generator.canonical_sources(op)
+    plain = {name_plain(name): name for name in plain_kernels.PLAIN_KERNELS}
+    sources = [_get_hashed_source(plain[op])] if op in plain else generator.canonical_sources(op)
     return hash_kernels(op, sources, get_included_headers("\n".join(sources)))
+
+
+def _get_hashed_source(kernel: str) -> str:
+    """Return the source that stands for a plain kernel in its hash. Its symbol there is what the hash calls it: under
+    another one the kernel does the same.
+    """
+    constants = dict.fromkeys(plain_kernels.PLAIN_KERNELS[kernel].constants, 1)  # their values are the caller's
+    source = plain_kernels.plain_source(kernel, constants)
+    return source.replace(plain_kernels.plain_symbol(kernel), name_plain(kernel))
 
 
 def hash_kernels(op: str, sources: list[str], headers: dict[str, str]) -> str:

@@ -135,7 +135,7 @@ def _check_path(path: Path) -> Path:
 
 
 def _is_executable(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.X_OK)
+    return os.path.isfile(path) and os.access(path, os.X_OK)  # Path.is_file raises where a folder may not be searched
 
 
 def get_nvcc() -> Nvcc:

@@ -12,9 +12,6 @@ from typing import NamedTuple
 
 from deep_gemm.errors import ProblemError
 
-#: Symbol of the transposing pass (transpose_fp8.cuh).
-TRANSPOSE_KERNEL = "deep_gemm_transpose_fp8"
-
 _TEMPLATE = """\
 // {name}
 #include "deep_gemm/types.cuh"
@@ -31,7 +28,7 @@ struct Config {{
 
 extern "C" __global__ void {cluster}__launch_bounds__(deep_gemm::{kernel_class}<deep_gemm::Config>::kThreads, \
 deep_gemm::{kernel_class}<deep_gemm::Config>::kCtasPerSm)
-deep_gemm_{name}({parameters}) {{
+{symbol}({parameters}) {{
     deep_gemm::{kernel_class}<deep_gemm::Config>{{{arguments}}}.run();
 }}
 """
@@ -49,13 +46,15 @@ class PlainRow(NamedTuple):
 
     `parameters`: the types of the entry's arguments; pointers and integers of at most 8 bytes, and floats. `constants`:
     names of Config's members, 64-bit integers. `cluster`: which of them counts the CTAs of a cluster. `source`:
-    the whole text, where it is not made from the template.
+    the whole text, where it is not made from the template. `symbol`: of the entry, where it is not `deep_` and the
+    name. Callers time kernels by parts of their symbols, "gemm" among them, which hence only products have.
     """
 
     parameters: tuple[str, ...]
     constants: tuple[str, ...] = ()
     source: str | None = None
     cluster: str | None = None
+    symbol: str | None = None
 
 
 _OF_SWIGLU = ("kSwiglu", "kInterleaved", "kLimited")
@@ -74,6 +73,12 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
     ),
     "swiglu_grad": PlainRow(
         ("const void*", "const void*", _BYTES, _BYTES, *[_U32] * 5, *[_I64] * 2), ("kElement", "kHasY", "kAligned")
+    ),
+    "spread_rows": PlainRow(
+        (f"const {_BYTES}", f"const {_I64}*", "const float*", _BYTES, *[_U32] * 6, _I64), ("kElement", "kWeighted")
+    ),
+    "combine_rows": PlainRow(
+        (f"const {_BYTES}", f"const {_I64}*", "const float*", _BYTES, *[_U32] * 6, _I64), ("kElement", "kWeighted")
     ),
     "scale_layout": PlainRow(
         (f"const {_U32}*", f"{_U32}*", "const int*", *[_U32] * 3, *[_I64] * 4), ("kPack", "kAligned")
@@ -110,6 +115,7 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
         ),
         constants=("kFloatD", "kHasC", "kParts"),
         cluster="kParts",
+        symbol="deep_gemm_sum_products",
     ),
     "hc_prenorm": PlainRow(
         (
@@ -122,18 +128,22 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
         ),
         constants=("kColumnTiles", "kRowTiles", "kParts"),
         cluster="kParts",
+        symbol="deep_gemm_tf32_hc_prenorm_gemm",  # DeepGEMM's name for it, by which callers time it
     ),
     "hc_prenorm_sum": PlainRow(
         ("const float*", "const float*", "float*", "float*", "deep_gemm::i64", *["deep_gemm::u32"] * 3)
     ),
-    "mqa_metadata": PlainRow(("const int*", "int*", "deep_gemm::i64", *["deep_gemm::u32"] * 3), source=_MQA_METADATA),
+    "mqa_metadata": PlainRow(
+        ("const int*", "int*", "deep_gemm::i64", *["deep_gemm::u32"] * 3),
+        source=_MQA_METADATA,
+        symbol="deep_gemm_mqa_metadata",  # the header's own
+    ),
 }
 
 
 def plain_symbol(name: str) -> str:
     """Return the symbol of a plain kernel. Raises ProblemError for an unknown one."""
-    _row(name)
-    return f"deep_gemm_{name}"
+    return _row(name).symbol or f"deep_{name}"
 
 
 def plain_source(name: str, constants: Mapping[str, int] | None = None) -> str:
@@ -150,6 +160,7 @@ def plain_source(name: str, constants: Mapping[str, int] | None = None) -> str:
     cluster = constants[row.cluster] if row.cluster else 1
     return _TEMPLATE.format(
         name=name,
+        symbol=plain_symbol(name),
         cluster=f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else "",
         constants="\n".join(f"    static constexpr i64 {key} = {constants[key]};" for key in row.constants),
         kernel_class="".join(word.capitalize() for word in name.split("_")),

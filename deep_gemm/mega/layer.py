@@ -65,7 +65,7 @@ def fp8_mega_moe(
     _check(y, l1_weights, l2_weights, sym_buffer, recipe, activation)
     stats = cumulative_local_expert_recv_stats
     if stats is not None:
-        _check_stats(stats, sym_buffer)
+        _check_stats(stats, y, l1_weights, l2_weights, sym_buffer)
     if environment.get_string("DG_RECORD_SHAPES"):
         record(_describe(sym_buffer, activation_clamp))
     if _C.get_compile_mode() and not y.is_cuda:
@@ -220,7 +220,7 @@ def _check_result(y: Any, buffer: SymmBuffer) -> None:
         )
 
 
-def _check_stats(stats: Any, buffer: SymmBuffer) -> None:
+def _check_stats(stats: Any, y: torch.Tensor, l1: Weight, l2: Weight, buffer: SymmBuffer) -> None:
     name = "cumulative_local_expert_recv_stats"
     check_tensor(name, stats)
     _check_device(name, stats, buffer)
@@ -234,3 +234,7 @@ def _check_stats(stats: Any, buffer: SymmBuffer) -> None:
         )
     if not stats.is_contiguous():
         raise LayoutError(f"{name}.stride() = {stats.stride()}: must be contiguous; call .contiguous().")
+    others = {"y": (y,), "the buffer": (buffer.buffer,), "l1_weights": l1, "l2_weights": l2}
+    for other, tensors in others.items():
+        if any(overlaps(tensor, stats) for tensor in tensors):
+            raise LayoutError(f"{name} overlaps {other} in memory: they must be separate; pass another tensor.")

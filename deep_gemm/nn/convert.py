@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import torch
 
+from deep_gemm.arguments import shorten
+from deep_gemm.errors import ArgumentError
 from deep_gemm.nn.experts import Fp8Experts
 from deep_gemm.nn.fused import holds_experts
 from deep_gemm.nn.linear import Fp8Linear
@@ -45,9 +47,13 @@ def quantize_(
 
     Returns: the model, or its FP8 layer where the model itself is such a module.
     Guarantees: a module that is used under several names is replaced by one layer.
-    Raises: ShapeError where `filter_fn` chooses a layer whose features are no multiples of 16; nothing is replaced
-        then.
+    Raises: ArgumentError for what is no module or no function; ShapeError where `filter_fn` chooses a layer whose
+        features are no multiples of 16. Nothing is replaced then.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(f"model = {shorten(model)}: must be a torch.nn.Module; pass a model.")
+    if filter_fn is not None and not callable(filter_fn):
+        raise ArgumentError(f"filter_fn = {shorten(filter_fn)}: must take a module and its name; pass a function.")
     wanted = filter_fn or is_suitable
     chosen = [module for name, module in model.named_modules() if _is_replaceable(module) and wanted(module, name)]
     layers = {module: _replace(module, trainable) for module in chosen}

@@ -1,12 +1,14 @@
 """Many linear layers of the same shape in FP8, each on its own rows: the products of experts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
+from deep_gemm.arguments import shorten
 from deep_gemm.errors import ArgumentError, ShapeError
 from deep_gemm.nn.grouped_ops import nn_grouped, nn_grouped_masked
-from deep_gemm.nn.linear import get_output_dtype
+from deep_gemm.nn.linear import check_rows, check_sizes, check_tensors, get_output_dtype
 from deep_gemm.nn.products import check_features
 from deep_gemm.nn.weights import Fp8Weight, check_stored
 
@@ -23,7 +25,7 @@ class Fp8GroupedLinear(Fp8Weight):
         trainable: keep the weight in `dtype` and quantise it in every forward; else it is stored in FP8.
 
     Attributes: `weight` [num_groups, out_features, in_features].
-    Raises: ShapeError for sizes that no kernel takes.
+    Raises: ArgumentError for sizes that are no integers, ShapeError for those that no kernel takes.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Fp8GroupedLinear(Fp8Weight):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
+        check_sizes(num_groups=num_groups, in_features=in_features, out_features=out_features)
         check_features(in_features, out_features)
         if num_groups < 1:
             raise ShapeError(f"num_groups = {num_groups}: must be at least 1; a layer without groups has no rows.")
@@ -53,8 +56,9 @@ class Fp8GroupedLinear(Fp8Weight):
         """Return the layer of a weight [num_groups, out_features, in_features] of BF16 or FP32; a parameter is shared
         where it is to be trained.
 
-        Raises: ShapeError for another rank, or for features that are no multiples of 16.
+        Raises: ArgumentError for no tensor; ShapeError for another rank, or for features that are no multiples of 16.
         """
+        check_tensors(weight=weight)
         _check_rank(weight)
         layer = cls._make_empty(trainable)
         layer.take_weight(weight, trainable)
@@ -62,12 +66,13 @@ class Fp8GroupedLinear(Fp8Weight):
         return layer
 
     @classmethod
-    def from_linears(cls, linears: Sequence[torch.nn.Linear], *, trainable: bool | None = None) -> "Fp8GroupedLinear":
+    def from_linears(cls, linears: Iterable[torch.nn.Linear], *, trainable: bool | None = None) -> "Fp8GroupedLinear":
         """Return one layer of torch.nn.Linear layers of one shape, whose weights are copied; `trainable` is by default
         the first one's mode.
 
-        Raises: ArgumentError for other modules and for a bias, ShapeError for weights that differ in shape.
+        Raises: ArgumentError for other modules, for none and for a bias, ShapeError for weights that differ in shape.
         """
+        linears = list_modules("linears", linears)
         for linear in linears:
             if not isinstance(linear, torch.nn.Linear) or linear.bias is not None:
                 raise ArgumentError(
@@ -84,8 +89,9 @@ class Fp8GroupedLinear(Fp8Weight):
         """Return the layer of an FP8 weight [num_groups, out_features, in_features] with scales [num_groups,
         ceil(out_features / 128), ceil(in_features / 128)].
 
-        Raises: DtypeError, ShapeError for operands of other types and shapes.
+        Raises: ArgumentError, DtypeError, ShapeError for operands of other types and shapes.
         """
+        check_tensors(weight_fp8=weight_fp8, weight_scale_inv=weight_scale_inv)
         check_stored(weight_fp8, weight_scale_inv, rank=3)
         _check_rank(weight_fp8)
         layer = cls._make_empty(False)
@@ -103,8 +109,9 @@ class Fp8GroupedLinear(Fp8Weight):
                 of the one before, rounded up to a multiple of 128.
 
         Rows of padding of y, and of x's gradient, are 0.
-        Raises: ShapeError.
+        Raises: ArgumentError, DtypeError, ShapeError.
         """
+        check_rows(x)
         return nn_grouped(
             x, self.weight, self.weight_scale_inv, ends, self.get_main_grad(), is_swiglu, get_output_dtype(x)
         )
@@ -118,8 +125,9 @@ class Fp8GroupedLinear(Fp8Weight):
             x: [num_groups, m, in_features], or twice as many features with is_swiglu.
             masked_m: int32 [num_groups] on x's device. expected_m: the rows of a group on average, a hint.
 
-        Raises: ArgumentError where a gradient would be wanted: this form has no backward.
+        Raises: ArgumentError where a gradient would be wanted: this form has no backward; ShapeError, DtypeError.
         """
+        check_rows(x)
         if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
             raise ArgumentError(
                 "masked rows: have no backward; call under torch.no_grad(), or use the contiguous form for training."
@@ -134,6 +142,17 @@ class Fp8GroupedLinear(Fp8Weight):
             f"num_groups={self.num_groups}, in_features={self.in_features}, out_features={self.out_features},"
             f" weight={self.describe_weight()}"
         )
+
+
+def list_modules(name: str, modules: Any) -> list[torch.nn.Module]:
+    """Return the modules of a list, or of what else gives them one by one.
+
+    Raises: ArgumentError for anything else, and for none.
+    """
+    listed = list(modules) if isinstance(modules, Iterable) else []
+    if not listed or not all(isinstance(module, torch.nn.Module) for module in listed):
+        raise ArgumentError(f"{name} = {shorten(modules)}: must be modules, at least one; pass a list of them.")
+    return listed
 
 
 def _check_rank(weight: torch.Tensor) -> None:

@@ -1,11 +1,34 @@
 """torch.nn.Linear in FP8: forward and backward."""
 
+from typing import Any
+
 import torch
 
+from deep_gemm.arguments import check_integer
 from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
 from deep_gemm.nn.dense_ops import nn_linear
 from deep_gemm.nn.products import check_features
 from deep_gemm.nn.weights import Fp8Weight, check_stored
+from deep_gemm.operands import check_tensor
+
+
+def check_sizes(**sizes: Any) -> None:
+    """Raise ArgumentError unless the sizes of a layer are integers."""
+    for name, size in sizes.items():
+        check_integer(name, size)
+
+
+def check_tensors(**tensors: Any) -> None:
+    """Raise ArgumentError unless all of these are dense tensors."""
+    for name, tensor in tensors.items():
+        check_tensor(name, tensor)
+
+
+def check_rows(x: Any) -> None:
+    """Raise ArgumentError, DtypeError unless `x` is a tensor of BF16, FP16 or FP32, or wider."""
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.element_size() == 1:
+        check_tensor("x", x)
+        raise DtypeError(f"x.dtype = {x.dtype}: must be BF16, FP16 or FP32, which the layer quantises; convert it.")
 
 
 def get_output_dtype(x: torch.Tensor) -> torch.dtype:
@@ -34,7 +57,8 @@ class Fp8Linear(Fp8Weight):
 
     Shape: x [..., in_features] of BF16, FP16 or FP32 -> [..., out_features] of the same dtype, or of autocast's. Any
         leading dimensions, which may be 0.
-    Raises: ShapeError for features that are no multiples of 16, and for inputs of another last dimension.
+    Raises: ArgumentError for sizes that are no integers; ShapeError for features that are no multiples of 16, and for
+        inputs of another last dimension.
     """
 
     def __init__(
@@ -47,6 +71,7 @@ class Fp8Linear(Fp8Weight):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
+        check_sizes(in_features=in_features, out_features=out_features)
         check_features(in_features, out_features)
         super().__init__()
         linear = torch.nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
@@ -90,8 +115,11 @@ class Fp8Linear(Fp8Weight):
                 scale.
             bias: [out_features], or None.
 
-        Raises: DtypeError, ShapeError for operands of other types and shapes.
+        Raises: ArgumentError, DtypeError, ShapeError for operands of other types and shapes.
         """
+        check_tensors(weight_fp8=weight_fp8, weight_scale_inv=weight_scale_inv)
+        if bias is not None:
+            check_tensors(bias=bias)
         check_stored(weight_fp8, weight_scale_inv, rank=2)
         check_features(weight_fp8.shape[1], weight_fp8.shape[0])
         if bias is not None and bias.shape != weight_fp8.shape[:1]:
@@ -107,8 +135,7 @@ class Fp8Linear(Fp8Weight):
         """Return x @ weight.T + bias; with is_swiglu, of silu(gate) * up for x [..., 2 * in_features] with rows [gate,
         up], which is computed in FP32 and quantised at once.
         """
-        if not x.is_floating_point() or x.element_size() == 1:
-            raise DtypeError(f"x.dtype = {x.dtype}: must be BF16, FP16 or FP32, which the layer quantises; convert it.")
+        check_rows(x)
         return nn_linear(
             x, self.weight, self.weight_scale_inv, self.bias, self.get_main_grad(), is_swiglu, get_output_dtype(x)
         )

@@ -5,9 +5,11 @@ One definition serves tensors of every device: the products run the reference on
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from deep_gemm.errors import ArgumentError
 from deep_gemm.library import NAMESPACE, get_library, get_op
 
 
@@ -27,8 +29,47 @@ def register(name: str, schema: str, run: Callable, fake: Callable) -> torch._op
 
 def differentiate(name: str, setup: Callable, backward: Callable) -> None:
     """Register the backward of an op: `setup(ctx, inputs, output)` keeps what `backward(ctx, grad)` reads, which
-    returns the gradient of every input.
+    returns the gradient of every input. What would differentiate a gradient again gets an ArgumentError.
     """
     full_name = f"{NAMESPACE}::{name}"
+
+    def differentiate_once(ctx, grad: torch.Tensor) -> tuple:
+        if not torch.is_grad_enabled():
+            return backward(ctx, grad)
+        seen = _Seen(ctx)
+        with torch.no_grad():
+            gradients = backward(seen, grad)
+        return _Gradients.apply(name, len(gradients), *gradients, grad, *seen.saved_tensors)
+
     if not torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "Autograd"):
-        torch.library.register_autograd(full_name, backward, setup_context=setup, lib=get_library())
+        torch.library.register_autograd(full_name, differentiate_once, setup_context=setup, lib=get_library())
+
+
+class _Seen:
+    """The context of a backward, with the saved tensors at hand: checkpointed ones can be asked for once."""
+
+    def __init__(self, ctx):
+        self._ctx, self.saved_tensors = ctx, ctx.saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients of an op in the graph that create_graph asks for. The ops of a backward have no derivative, so that
+    gradients would count as constants there, and second derivatives would be 0 with no word of it.
+    """
+
+    @staticmethod
+    def forward(ctx, name: str, count: int, *tensors: torch.Tensor | None) -> tuple:
+        """Return the first `count` tensors as they are; what they were made from is behind them."""
+        ctx.name = name
+        return tuple(None if tensor is None else tensor.detach() for tensor in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *_: torch.Tensor) -> None:
+        """Raise ArgumentError."""
+        raise ArgumentError(
+            f"create_graph = True: a gradient of {ctx.name} is differentiated again, but FP8 layers have first"
+            " derivatives only; use torch's layers where second ones are wanted."
+        )

@@ -1,17 +1,22 @@
 """Where the tokens of experts lie among the rows of grouped products, and how they get there and back.
 
 All of it runs on the device: no size comes back to the host, so that CUDA graphs can hold it. Shapes follow from those
-of the routing alone: a matrix has as many rows as any routing could need.
+of the routing alone: a matrix has as many rows as any routing could need. On a GPU rows move by one kernel each way for
+BF16 and FP32 (row_kernels.py), with the steps of the formulas here, which serve other dtypes and CPU tensors.
 """
 
 from typing import NamedTuple
 
 import torch
 
+from deep_gemm import planned
 from deep_gemm.group_rows import count_most_rows, find_starts
+from deep_gemm.nn import row_kernels
 from deep_gemm.nn.registration import differentiate, register
 from deep_gemm.quantize import SCALE_BLOCK
 
+_spread = planned.make_call("nn_spread", row_kernels.plan_spread, (3,))
+_combine = planned.make_call("nn_combine", row_kernels.plan_combine)
 #: Tokens whose choices are in FP32 at the same time: 235 MB for 8 choices of 7168 features.
 TOKENS_AT_ONCE = 1024
 
@@ -64,8 +69,15 @@ def place_masked(experts: torch.Tensor, num_experts: int) -> Placement:
     return Placement(rows, num_experts * tokens, counts[:num_experts].int())
 
 
+def _to_words(rows: torch.Tensor) -> torch.Tensor:
+    """Return the rows of choices as row_kernels takes them; those of a transposed routing have its strides."""
+    return rows.long().contiguous().view(torch.int32)
+
+
 def _run_spread(x: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None, num_rows: int) -> torch.Tensor:
     out = x.new_zeros(num_rows, x.shape[1])
+    if _spread(x, _to_words(rows), weights, out) is not NotImplemented:
+        return out
     if weights is None:
         out[rows] = x[:, None]
         return out
@@ -84,6 +96,9 @@ def _fake_spread(x, rows, weights, num_rows) -> torch.Tensor:
 
 
 def _run_combine(y: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    done = _combine(y, _to_words(rows), weights)
+    if done is not NotImplemented:
+        return done
     out = y.new_empty(len(rows), y.shape[1])
     for part in _list_parts(rows):
         chosen = y[rows[part]].float()

@@ -56,7 +56,8 @@ def bench_kineto(
 
     Args:
         fn: called `num_tests` times under the profiler, after as many warm-up calls.
-        kernel_names: one substring, or a tuple of them for a tuple of results.
+        kernel_names: one substring, or a tuple of them for a tuple of results. Of this package's kernels, "gemm" is in
+            the names of all products, and in those of no pass before or behind one.
         suppress_kineto_output: silence the profiler's own messages.
         trace_path: where to write a Chrome trace, if anywhere.
         flush_l2: read a buffer larger than the L2 before each call (clean and cold, as for a weight not used before).

@@ -17,6 +17,7 @@ from deep_gemm.utils.layout import (
 from deep_gemm.utils.math import (
     align,
     cast_back_from_fp4,
+    cast_back_from_fp8,
     ceil_div,
     ceil_to_ue8m0,
     pack_ue8m0_to_int,
@@ -33,6 +34,7 @@ from deep_gemm.utils.math import (
 __all__ = [
     "align",
     "cast_back_from_fp4",
+    "cast_back_from_fp8",
     "ceil_div",
     "ceil_to_ue8m0",
     "dist",

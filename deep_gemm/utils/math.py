@@ -1,5 +1,6 @@
-"""Quantisation, under DeepGEMM's module name; it is done in deep_gemm.quantize, deep_gemm.packing and deep_gemm.fp4."""
+"""Quantisation, under DeepGEMM's module name; it is done in deep_gemm.quantize, .dequantize, .packing and .fp4."""
 
+from deep_gemm.dequantize import cast_back_from_fp8
 from deep_gemm.fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
 from deep_gemm.packing import ceil_to_ue8m0, pack_ue8m0_to_int, unpack_ue8m0_from_int
 from deep_gemm.quantize import (
@@ -15,6 +16,7 @@ from deep_gemm.quantize import (
 __all__ = [
     "align",
     "cast_back_from_fp4",
+    "cast_back_from_fp8",
     "ceil_div",
     "ceil_to_ue8m0",
     "pack_ue8m0_to_int",

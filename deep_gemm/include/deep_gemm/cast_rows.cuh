@@ -20,7 +20,7 @@ struct CastRows {
     static constexpr bool kSwiglu = Config::kSwiglu, kMasked = Config::kMasked, kAligned = Config::kAligned;
     static constexpr bool kInterleaved = Config::kInterleaved, kLimited = Config::kLimited;
     // Two chunks of a scale take half the exchanges and addresses of one; four are no longer coalesced.
-    static constexpr u32 kThreads = 256, kCtasPerSm = 4, kChunks = 2, kUnroll = 2;
+    static constexpr u32 kThreads = 256, kCtasPerSm = 4, kMostEarlyCtas = 512, kChunks = 2, kUnroll = 2;
     static constexpr u32 kGran = Config::kGran, kChunk = Words::kChunk, kLanes = kGran / (kChunk * kChunks),
                          kInputs = kSwiglu ? 2 : 1;
     static_assert(kLanes >= 1 && kLanes <= 32, "a scale's slices lie in one warp");
@@ -163,7 +163,11 @@ struct CastRows {
         }
     }
 
+    // Where all CTAs run at once, the product behind this cast is set up meanwhile (H200, an 8B Llama of six layers:
+    // 1.5 % more tokens a second with 1, 8 and 32 sequences, none with 128). In prefills, where its CTAs would take
+    // room from the casts', that gains nothing.
     __device__ __forceinline__ void run() const {
+        if (gridDim.x * gridDim.y <= kMostEarlyCtas) launch_early();
         for (u32 group = blockIdx.y; group < groups; group += gridDim.y) run_group(group);
     }
 };

@@ -5,6 +5,11 @@
 
 namespace deep_gemm {
 
+// griddepcontrol.launch_dependents (PTX ISA, "Parallel Synchronization and Communication Instructions"): let kernels
+// that may start early be scheduled; what they wait for is still the end of this one. Without such a kernel it does
+// nothing.
+__device__ __forceinline__ void launch_early() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 // max.u16x2 (PTX ISA, "Integer Arithmetic Instructions: max"): the larger of each half.
 __device__ __forceinline__ u32 max_halves(u32 a, u32 b) {
     u32 result;
