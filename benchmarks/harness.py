@@ -21,6 +21,7 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.ahead import compile_all
 from deep_gemm.jit.build import get_cubin
+from deep_gemm.jit.hashing import name_plain
 from tuner.measure.statistics import median
 from tuner.problems.fields import kernel_identity
 
@@ -48,8 +49,8 @@ class Family:
     roles: {layout: roles besides auto that are timed in it}; layouts are ways to pass the same operands.
     make_problems: key -> {layout: problem}. make_product: (key, device) -> Product. peer: what cuBLASLt computes, in
         words.
-    part: name of a kernel that is also timed alone, within the calls that launch it, and belongs to the identity of a
-        run.
+    part: name of a plain kernel that is also timed alone, within the calls that launch it, and belongs to the identity
+        of a run.
     further: what a result carries the hash of besides the kernels of the op kinds (hashing.py).
     rests: without DeepGEMM in the run, variants are timed one after the other, each after a rest (cold_timer.py),
         because the figures compare with recorded times alone.
@@ -69,7 +70,7 @@ class Family:
     @property
     def hashed(self) -> tuple[str, ...]:
         """Names of the kernel hashes that a result carries."""
-        return (*self.ops, *([self.part] if self.part else []), *self.further)
+        return (*self.ops, *([name_plain(self.part)] if self.part else []), *self.further)
 
     def name_order(self, has_upstream: bool) -> str:
         """Return in which order the variants' rounds run."""

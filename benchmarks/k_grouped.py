@@ -3,8 +3,8 @@
 Example: python -m benchmarks.k_grouped --best tuning.db --model out_of_fold.json --time-budget 240
 
 D is FP32 and accumulated onto. Layouts: `nt`, FP8 blocks of memory for each group; `joint`, the FP8 `tn` op, whose
-operands are transposed first (a call's time is that of all its kernels, `auto joint deep_gemm_transpose_fp8` that of
-the copies alone); `tn`, BF16. The peers add nothing to D. Sizes of the groups: group_sizes.py; peers:
+operands are transposed first (a call's time is that of all its kernels, `auto joint transpose_fp8` that of the
+copies alone); `tn`, BF16. The peers add nothing to D. Sizes of the groups: group_sizes.py; peers:
 grouped_product.py; roles: choices.py; method and result: harness.py.
 """
 
@@ -17,7 +17,6 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C
-from deep_gemm.jit.plain_kernels import TRANSPOSE_KERNEL
 from deep_gemm.layout import get_mn_major_tma_aligned_tensor
 from deep_gemm.numerics import get_starts
 from deep_gemm.quantize import SCALE_BLOCK, per_token_cast_to_fp8
@@ -162,7 +161,7 @@ FAMILY = Family(
     roles={"nt": ("best", "model", "heuristic"), "joint": (), "tn": ("best", "model", "heuristic")},
     make_problems=make_problems,
     make_product=make_product,
-    part=TRANSPOSE_KERNEL,
+    part="transpose_fp8",
     rests=True,
     peer=(
         "torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group, adding nothing;"

@@ -4,8 +4,8 @@ cost.
 Example: python -m benchmarks.transpose_fp8
 
 Layouts: `nt`, whose operands the GEMM reads as they are, `nn` (B is copied first), `tn` (both are) and `tt` (A is); a
-    call's time is that of all its kernels, and `auto <layout> deep_gemm_transpose_fp8` that of its copies alone. `copy`
-    is torch's copy of as many bytes as A and B have, beside which those of `tn` stand.
+    call's time is that of all its kernels, and `auto <layout> transpose_fp8` that of its copies alone. `copy` is
+    torch's copy of as many bytes as A and B have, beside which those of `tn` stand.
     cuBLASLt computes the unscaled `nt` product. Method and result: harness.py.
 """
 
@@ -17,7 +17,6 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C
-from deep_gemm.jit.plain_kernels import TRANSPOSE_KERNEL
 from deep_gemm.layout import get_mn_major_tma_aligned_tensor
 from deep_gemm.quantize import align, per_block_cast_to_fp8, per_token_cast_to_fp8
 
@@ -69,7 +68,7 @@ def transpose(values: torch.Tensor) -> torch.Tensor:
 FAMILY = Family(
     name="transpose_fp8", ops=("fp8_gemm",), key=("m", "n", "k"), roles=dict.fromkeys(TRANSPOSED, ()),
     make_problems=lambda key: dict.fromkeys(TRANSPOSED, _C.Problem("fp8_gemm", key["m"], key["n"], key["k"])),
-    make_product=TransposeFp8, peer="torch._scaled_mm of nt, scales of 1, use_fast_accum=False", part=TRANSPOSE_KERNEL,
+    make_product=TransposeFp8, peer="torch._scaled_mm of nt, scales of 1, use_fast_accum=False", part="transpose_fp8",
 )  # fmt: skip
 
 

@@ -169,7 +169,7 @@ def format_table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def make_calls(model: Model, family, cases: list[Case], context: int, device: str) -> dict[Case, object]:
+def make_calls(model: Model, cases: list[Case], context: int, device: str) -> dict[Case, object]:
     """Return a function without arguments for each case."""
 
     def bind(case: Case):
@@ -206,7 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
     cases = list_cases(PREFILLS, family.length, DECODES) if is_gpu else list_cases((1,), 16, (2,))
     args.work.mkdir(parents=True, exist_ok=True, mode=0o700)  # the library trusts artefacts in closed folders only
     model = quantize_(choose_maker(family, args.transformers)(sizes, name, torch.bfloat16).eval().requires_grad_(False))
-    calls = make_calls(model, family, cases, family.context if is_gpu else 16, name)
+    calls = make_calls(model, cases, family.context if is_gpu else 16, name)
     problems = record(calls, args.work / "shapes.jsonl")
     print(f"{len(problems)} problems of {args.model}", flush=True)
     try:

@@ -35,11 +35,12 @@ def runtime_folder_of_this_process(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread_for_torch():
-    """Let torch compute in one thread: test processes have a core each, and the products are small."""
-    from tests.fakes.operands import one_thread
+    """Let torch compute in one thread: test processes have a core each, and on a busy machine many small products would
+    wait for each other's threads.
+    """
+    import torch
 
-    with one_thread():
-        yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -107,6 +107,7 @@ _QUANTISATION = [
     _take("per_custom_dims_cast_to_fp8", "x dims use_ue8m0"),
     _take("per_token_cast_to_fp4", "x use_ue8m0 gran_k use_packed_ue8m0"),
     _take("cast_back_from_fp4", "gran_k use_packed_ue8m0"),
+    _take("cast_back_from_fp8", "gran_k use_packed_ue8m0"),
     *(_take(path) for path in ("transpose_packed_fp4", "ceil_to_ue8m0", "ceil_div", "align", "calc_diff")),
 ]
 _TESTING = [

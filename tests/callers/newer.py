@@ -54,6 +54,10 @@ def upstream_multiplies_by_expression(device: str) -> None:
     z = torch.empty(5, 4, 128, dtype=torch.bfloat16, device=device)
     deep_gemm.einsum("bhd,hdr->bhr", d, y, z)
     check(z, torch.einsum("bhd,hdr->bhr", d.double(), y.double()))
+    grad = make(4, 192, 128, device=device).float()
+    expected = grad.double() + torch.einsum("bhd,bhr->hdr", d.double(), x.double())
+    deep_gemm.einsum("bhd,bhr->hdr", d, x, grad, grad)
+    check(grad, expected)
 
 
 def deepseek_v4_multiplies_fp8_by_expression(device: str) -> None:

@@ -10,7 +10,6 @@ import torch
 
 import deep_gemm
 from deep_gemm.testing import calc_diff
-from tests.fakes.operands import one_thread
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
@@ -27,7 +26,7 @@ def use_this_package(monkeypatch):
     monkeypatch.setattr(deepgemm, "is_deepgemm_loadable", lambda raise_error=False: True)
     monkeypatch.setattr(deepgemm, "is_sm100", lambda: False)
     torch.manual_seed(0)
-    with one_thread(), torch.no_grad():
+    with torch.no_grad():
         yield
 
 

@@ -12,7 +12,7 @@ import torch
 import deep_gemm
 from deep_gemm import _C, cast_kernels, hc_prenorm, planned
 from deep_gemm.errors import LaunchError
-from deep_gemm.nn import swiglu
+from deep_gemm.nn import row_kernels, swiglu
 from tests.gpu.operands import FP8, make_reference, quantise_blocks, quantise_rows
 
 from .host import use_host_memory, view
@@ -44,7 +44,7 @@ def compare_scale_copies(m: int, n: int, k: int, recipe: tuple[int, int, int] | 
                 (view(a[0]), view(scales[0])), (view(b[0]), view(scales[1])), view(d), recipe=recipe, stream=0
             )
         finally:
-            _C.set_scale_copy_work(2.0**35)
+            _C.set_scale_copy_work(2.2e10)
         found.append(d)
     return torch.equal(*found) and not found[0].isnan().any()
 
@@ -138,6 +138,28 @@ def compare_swiglu(m: int, n: int, dtype: str, has_y: bool, extra: int = 0) -> f
     return max(float(((a - b).abs() / (b.abs() + 1)).max()) / step for a, b in zip(found, wanted, strict=True))
 
 
+def compare_token_rows(tokens: int, top_k: int, n: int, dtype: str, is_weighted: bool, extra: int = 0) -> bool:
+    """Spread rows `extra` elements apart to those of their choices, of which one is none, and combine these again;
+    return whether the bits are those of the formula, added up in order.
+    """
+    use_host_memory()
+    kind, num_rows = getattr(torch, dtype), tokens * top_k + 3
+    x = torch.randn(tokens, n + extra).to(kind)[:, :n]
+    rows = torch.randperm(num_rows)[: tokens * top_k].view(tokens, top_k)
+    rows[0, 0] = num_rows  # of no choice
+    weights = torch.rand(tokens, top_k) if is_weighted else None
+    factors = torch.ones(tokens, top_k) if weights is None else weights
+    spread, y = torch.full((num_rows, n), 7.0).to(kind), torch.randn(num_rows, n + extra).to(kind)[:, :n]
+    wanted, total = torch.cat([spread, spread[:1]]), torch.zeros(tokens, n)
+    wanted[rows] = (x[:, None].float() * factors[..., None]).to(kind)
+    words = rows.view(torch.int32)
+    _run_plan(row_kernels.plan_spread(x, words, weights, spread), x, words, weights, spread)
+    (sums,) = _run_plan(row_kernels.plan_combine(y, words, weights), y, words, weights)
+    for choice in range(top_k):
+        total += torch.cat([y, torch.zeros_like(y[:1])])[rows[:, choice]].float() * factors[:, choice, None]
+    return torch.equal(spread, wanted[:-1]) and torch.equal(sums, total.to(kind))
+
+
 def _run_plan(plan: planned.Plan, *arguments: torch.Tensor) -> list[torch.Tensor]:
     """Launch as the native module does: a place is an address, and a tensor where it is the first. Returns the memory
     that the plan takes, which was NaN before.
@@ -167,6 +189,23 @@ def run_batches(heads: int, tokens: int, r: int, d: int) -> float:
     return _error(
         out, torch.einsum("bhd,hdr->bhr", wide_x, wide_y), torch.einsum("bhd,hdr->bhr", wide_x.abs(), wide_y.abs())
     )
+
+
+def run_gradient(heads: int, tokens: int, d: int, r: int) -> float:
+    """Run einsum("bhd,bhr->hdr") onto its D, which reads A and B along their rows; return the error as run_gemm,
+    infinity where anything beside D was written.
+    """
+    use_host_memory()
+    x, y = torch.randn(tokens, heads, d + 8).bfloat16()[:, :, :d], torch.randn(tokens, heads, r).bfloat16()
+    memory, before = torch.full((heads, d + 2, r + 8), torch.nan), torch.randn(heads, d, r)
+    out = memory[:, 1:-1, :r]
+    out.copy_(before)
+    deep_gemm.einsum("bhd,bhr->hdr", view(x), view(y), view(out), view(out), stream=0)
+    products = [
+        torch.einsum("bhd,bhr->hdr", *pair) for pair in ((x.double(), y.double()), (x.double().abs(), y.double().abs()))
+    ]
+    error = _error(out, products[0] + before.double(), products[1] + before.double().abs())
+    return error if int(memory.isnan().sum()) == memory.numel() - out.numel() else torch.inf
 
 
 def _error(d: torch.Tensor, reference: torch.Tensor, magnitude: torch.Tensor) -> float:

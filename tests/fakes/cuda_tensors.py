@@ -7,12 +7,16 @@ import ctypes
 import hashlib
 import types
 
+import pytest
 import torch
 
 from deep_gemm import _C
 from deep_gemm.jit import build
 from tests.fakes import stub_driver
 
+needs_exchange = pytest.mark.skipif(
+    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no exchange API of DLPack"
+)
 _CUDA = 2
 _TYPES = {
     torch.float8_e4m3fn: (10, 8), torch.bfloat16: (4, 16), torch.float16: (2, 16), torch.float32: (2, 32),

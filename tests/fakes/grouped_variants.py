@@ -51,7 +51,7 @@ def _is_batched(op: str, recipe: str, d_dtype: str, c_mode: str, majors: tuple[s
         return False
     if is_fp8(op):
         return recipe != "per_row" and majors == ("k", "k")
-    return (recipe, scale_layout) == ("1d2d", "mn_major") and majors in (("k", "k"), ("k", "mn"))
+    return (recipe, scale_layout) == ("1d2d", "mn_major")
 
 
 def all_fields(ops: tuple[str, ...] = GROUPED_OPS) -> list[tuple[str, dict]]:

@@ -44,22 +44,10 @@ def count_wrong(
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute in one thread: on a busy machine many small products would wait for each other's threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
 def forgetting(forget: Callable[[], None]) -> Iterator[None]:
-    """Call `forget`, e.g. plan.forget, before and after: no test sees another's. Between, ops compute in one thread."""
+    """Call `forget`, e.g. plan.forget, before and after: no test sees another's."""
     forget()
     try:
-        with one_thread():
-            yield
+        yield
     finally:
         forget()

@@ -1,5 +1,6 @@
 // Runs a plain kernel on the CPU: KERNEL is the file with its source, CALL its call on arguments a[0], a[1] ...
 // A thread stands for each thread of a block, blocks run in turn. Warps meet at every shuffle.
+#include <atomic>
 #include <barrier>
 #include <bit>
 #include <cmath>
@@ -83,10 +84,13 @@ static inline unsigned __shfl_xor_sync(unsigned, unsigned value, unsigned lanes)
     return other;
 }
 
+static std::atomic<unsigned> early_starts;
+
 #include KERNEL
 
-// Launch on grid[0] x grid[1] x grid[2] blocks.
-extern "C" void launch(const unsigned* grid, unsigned threads, const long long* a) {
+// Launch on grid[0] x grid[1] x grid[2] blocks; returns how many of their threads let kernels behind this one start.
+extern "C" unsigned launch(const unsigned* grid, unsigned threads, const long long* a) {
+    early_starts = 0;
     std::barrier<> barrier(threads);
     block_barrier = &barrier;
     warp_barriers.clear();
@@ -104,4 +108,5 @@ extern "C" void launch(const unsigned* grid, unsigned threads, const long long* 
             }
         });
     for (std::thread& thread : running) thread.join();
+    return early_starts;
 }

@@ -46,14 +46,16 @@ def _poisoned(take: Callable) -> Callable:
 
 @functools.cache
 def make_kernel(name: str, threads: int, **constants: int) -> Callable:
-    """Return the kernel compiled for the CPU, called as the builtin is."""
+    """Return the kernel compiled for the CPU, called as the builtin is; a call returns how many threads let kernels
+    behind it start early.
+    """
 
-    def call(grid: tuple[int, ...], *arguments: object) -> None:
+    def call(grid: tuple[int, ...], *arguments: object) -> int:
         launch = _compile(name, tuple((key, int(value)) for key, value in constants.items()))
         counts = (ctypes.c_uint * 3)(*grid, *[1] * (3 - len(grid)))
         values = (ctypes.c_longlong * len(arguments))(*map(_number, arguments))
         assert len(arguments) == len(PLAIN_KERNELS[name].parameters)
-        launch(counts, threads, values)
+        return launch(counts, threads, values)
 
     return call
 

@@ -3,14 +3,12 @@
 nvdisasm comes from a CUDA toolkit, from the package nvidia-cuda-nvdisasm, or with Triton.
 """
 
-import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,8 +133,3 @@ def find_sources(step: list[Instruction]) -> list[Instruction]:
             needed -= instruction.writes
             needed |= instruction.reads
     return found
-
-
-def registers_of(instructions: Iterable[Instruction]) -> set[int]:
-    """Return the registers that any of the instructions writes."""
-    return set(itertools.chain.from_iterable(one.writes for one in instructions))

@@ -1,11 +1,14 @@
 """Selector artefacts for tests: a few trees trained on invented times, written as the tuner writes real ones."""
 
+import contextlib
 import functools
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from deep_gemm import _C
+from deep_gemm import _C, selection, selector_files
 from deep_gemm.artifact import exact_key
 from tuner.learn.artifact import build_artifact
 from tuner.learn.forest import flatten
@@ -142,3 +145,15 @@ def make_joined_artifact(*ops: str) -> bytes:
     arrays = {f"{op}/{name}": array for op, (_, own, _, _) in made.items() for name, array in own.items()}
     described = {op: metadata["ops"][op] for op, (metadata, *_) in made.items()}
     return build_artifact(make_metadata() | {"ops": described}, arrays)
+
+
+@contextlib.contextmanager
+def private_models(monkeypatch, path: Path) -> Iterator[None]:
+    """Let this process choose by the artefacts in `path` alone, as if they were of this package's kernels."""
+    monkeypatch.setenv("DG_MODEL_DIR", str(path))
+    monkeypatch.delenv("DG_SELECTOR", raising=False)
+    monkeypatch.setattr(selection, "kernel_hash", lambda op: KERNEL_HASH)
+    monkeypatch.setattr(selector_files, "read_packaged_file", lambda sku: None)
+    selection.forget_selectors()
+    yield
+    selection.forget_selectors()

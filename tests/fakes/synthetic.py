@@ -249,3 +249,13 @@ def make_small_database() -> Path:
     path = Path(folder.name) / "tuning.db"
     write_database(path, list(make_small_rows()))
     return path
+
+
+def save_training(folder: Path, learned, settings) -> Path:
+    """Write what was learned from make_small_dataset as a training folder, and return it; its rows are those of
+    make_small_database.
+    """
+    from tuner.learn import train
+
+    train.save(folder, make_small_dataset(), learned, settings, str(make_small_database()))
+    return folder

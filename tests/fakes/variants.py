@@ -17,6 +17,25 @@ CHOICES = {
 OPS = ("fp8_gemm", "bf16_gemm")
 
 
+def make_problem(m, n, k, num_sms, compiled_dims):
+    """Return a problem of fp8_gemm from its sizes and what else it has."""
+    return _C.Problem(OPS[0], m, n, k, num_sms=num_sms, compiled_dims=compiled_dims)
+
+
+def make_config(block_m, block_n, num_stages, block_k, cluster_m, cluster_n, split_k=1, swap_ab=0):
+    """Return a config from its fields in one order, without knobs of the main loop."""
+    return _C.Config(
+        block_m,
+        block_n,
+        num_stages,
+        block_k=block_k,
+        cluster_m=cluster_m,
+        cluster_n=cluster_n,
+        split_k=split_k,
+        swap_ab=swap_ab,
+    )
+
+
 def exists(op: str, recipe: str, d_dtype: str, c_mode: str, a_major: str, b_major: str, scale_layout: str) -> bool:
     """Return whether the fields agree with one another."""
     if op == "fp8_gemm" and (a_major, b_major) != ("k", "k"):

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -199,3 +200,19 @@ def end_with_children(process) -> None:
     for child in children:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
+
+
+def warn_of_a_folder():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cache._warn(None, OSError(13, "Permission denied"))
+
+
+def test_a_child_warns_though_another_thread_was_warning_at_the_fork():
+    with cache._warn_guard:
+        child = fork.Process(target=warn_of_a_folder, daemon=True)
+        child.start()
+    child.join(20)
+    exit_code = child.exitcode
+    child.kill()
+    assert exit_code == 0

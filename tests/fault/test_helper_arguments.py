@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import deep_gemm
-from deep_gemm import fp4, group_packing, layout, packing, quantize, testing
+from deep_gemm import dequantize, fp4, group_packing, layout, packing, quantize, testing
 from deep_gemm.errors import DeepGemmError
 from tests.gpu.mega_operands import FakeGroup, make_weights
 
@@ -16,6 +16,7 @@ SCALES = torch.rand(128, 4) + 0.5
 POWERS = torch.ones(128, 4)
 LENGTHS = torch.tensor([100, 7], dtype=torch.int32)
 FP4 = fp4.per_token_cast_to_fp4(X, False)
+FP8 = quantize.per_token_cast_to_fp8(X, False)
 GROUPS = torch.tensor([128, 256], dtype=torch.int32)
 BLOCKS = tuple(deep_gemm.per_block_cast_to_fp8(one, False) for one in make_weights(4, 256, 128))
 WEIGHTS = deep_gemm.transform_weights_for_mega_moe_sm90(*BLOCKS)
@@ -93,6 +94,7 @@ CALLS = {
     ),
     "per_token_cast_to_fp4": (fp4.per_token_cast_to_fp4, {"x": X, "use_ue8m0": False, "gran_k": 64}),
     "cast_back_from_fp4": (fp4.cast_back_from_fp4, {"packed": FP4[0], "sf": FP4[1], "gran_k": 128}),
+    "cast_back_from_fp8": (dequantize.cast_back_from_fp8, {"x_fp8": FP8[0], "sf": FP8[1], "gran_k": 128}),
     "transpose_packed_fp4": (fp4.transpose_packed_fp4, {"a": FP4[0]}),
     "ceil_to_ue8m0": (packing.ceil_to_ue8m0, {"x": X}),
     "pack_ue8m0_to_int": (packing.pack_ue8m0_to_int, {"x": POWERS}),

@@ -14,19 +14,13 @@ import torch
 
 import deep_gemm
 from deep_gemm.errors import DeepGemmError, LayoutError, ShapeError
-from tests.fakes.operands import align, count_wrong, make_operands, make_reference, one_thread
+from tests.fakes.operands import align, count_wrong, make_operands, make_reference
 
 CALLS_PER_TEST = 200
 FP8, BF16, FP32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
 DTYPES = {"a": (FP8,), "scale_a": (FP32,), "b": (FP8,), "scale_b": (FP32,), "d": (BF16, FP32)}
 #: Rows and columns of unwritable memory around D.
 GUARD_ROWS, GUARD_COLUMNS = 3, 16
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet_torch():
-    with one_thread():
-        yield
 
 
 @dataclass

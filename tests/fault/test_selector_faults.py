@@ -8,10 +8,18 @@ import warnings
 import numpy as np
 import pytest
 
-from deep_gemm import _C, selection, selector_files
+from deep_gemm import _C, selection
 from deep_gemm.errors import ConfigError, SelectorWarning
 from deep_gemm.jit import generator
-from tests.fakes.selectors import DEVICE, KERNEL_HASH, OP, make_artifact, make_parts, make_problems, pack
+from tests.fakes.selectors import (
+    DEVICE,
+    OP,
+    make_artifact,
+    make_parts,
+    make_problems,
+    pack,
+    private_models,
+)
 
 PARTS = (4, 4, 5)  # a small artefact: portfolio, trees, depth
 NUM_CONFIGS = 5000
@@ -29,13 +37,8 @@ class IllegalSelector:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("DG_MODEL_DIR", str(tmp_path))
-    monkeypatch.delenv("DG_SELECTOR", raising=False)
-    monkeypatch.setattr(selection, "kernel_hash", lambda op: KERNEL_HASH)
-    monkeypatch.setattr(selector_files, "read_packaged_file", lambda sku: None)
-    selection.forget_selectors()
-    yield tmp_path
-    selection.forget_selectors()
+    with private_models(monkeypatch, tmp_path):
+        yield tmp_path
 
 
 def explain_all(problems) -> tuple[list, int]:

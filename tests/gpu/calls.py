@@ -45,8 +45,30 @@ CALL_VARIANTS = (
 )
 
 
+class ProductCall:
+    """What calls of dense and of grouped products have in common: a case, its guarded output, and the D that is passed,
+    which may be another one.
+    """
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether kernels run."""
+        return self.case.a.is_cuda
+
+    @property
+    def written(self) -> list:
+        """What an error must leave as it was: the D that was passed, wherever it lies, and the original D if a
+        variation has replaced it.
+        """
+        return [self.d, self.output.d]
+
+    def num_dirty(self) -> int:
+        """Count the elements that were written outside D."""
+        return int(self.output.num_dirty())
+
+
 @dataclass
-class Call:
+class Call(ProductCall):
     """Arguments of one call under construction, and its required outcome: `right`, `error` or `either`."""
 
     world: World
@@ -72,18 +94,6 @@ class Call:
         """The operands that the variant has."""
         return ("a", "b", "scale_a", "scale_b") if self.case.variant.is_fp8 else ("a", "b")
 
-    @property
-    def is_cuda(self) -> bool:
-        """Whether kernels run."""
-        return self.case.a.is_cuda
-
-    @property
-    def written(self) -> list:
-        """What an error must leave as it was: the D that was passed, wherever it lies, and the original D if a
-        variation has replaced it.
-        """
-        return [self.d, self.output.d]
-
     def describe(self) -> str:
         """What the call is, for a failure."""
         return f"{self.case.variant} {tuple(self.shape)} {self.options or ''}"
@@ -96,10 +106,6 @@ class Call:
             a, b = a if self.scale_a is MISSING else (a, self.scale_a), (b, self.scale_b)
         op = deep_gemm.fp8_gemm_nt if self.case.variant.is_fp8 else deep_gemm.bf16_gemm_nt
         return call_typed(op, a, b, self.d, **options)
-
-    def num_dirty(self) -> int:
-        """Count the elements that were written outside D."""
-        return int(self.output.num_dirty())
 
     def find_wrong(self) -> str:
         """Return what is wrong with D, "" where nothing is."""

@@ -44,6 +44,8 @@ FP8_BATCHES = [(b, 8, 4096, 1024) for b in (1, 4, 64, 128, 4096)]
 PRENORM = [(m, k, splits) for m in (13, 137, 4096, 8192) for k in (7168, 28672) for splits in (None, 16)]
 #: Sizes that no tile divides.
 ODD_SUMS, ODD_BATCHES = [(3, 40, 136, 72), (1, 264, 8, 200), (70, 512, 520, 64)], [(37, 5, 200, 136), (1, 3, 64, 1032)]
+#: Of calc_diff of a weight gradient in FP32: its sums over up to 8,192 tokens shrink like a slice of sum_bound.
+GRADIENT_BOUND = 1e-9
 #: Sums of one launch, the longest and the widest among them, and the first that take two.
 SMALL_SUMS = [(1, 1, 8, 8), (32, 64, 128, 128), (64, 64, 128, 128), (1, 128, 128, 8192), (65, 64, 128, 128)]
 #: What clusters of every size add up: tails of K and of rows.
@@ -166,15 +168,32 @@ def check_sums(suite: Suite, sizes: list[tuple]):
         suite.compare(f"bmk,bnk->mn b{b} m{m} n{n} k{k} onto C", sum_bound(b * k), total, wanted)
 
 
+def list_shapes(b: int, h: int, r: int, d: int) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Return the shapes of A, B and D by expression."""
+    return {
+        "bhr,hdr->bhd": ((b, h, r), (h, d, r), (b, h, d)),
+        "bhd,hdr->bhr": ((b, h, d), (h, d, r), (b, h, r)),
+        "bhd,bhr->hdr": ((b, h, d), (b, h, r), (h, d, r)),
+    }
+
+
 def check_batches(suite: Suite, sizes: list[tuple]):
-    for b, h, r, d in sizes:
-        weight = normal(h, d, r)
-        for expr, width, out in (("bhr,hdr->bhd", r, d), ("bhd,hdr->bhr", d, r)):
-            x, z = normal(b, h, width), torch.empty(b, h, out, dtype=torch.bfloat16, device="cuda")
-            call = partial(deep_gemm.einsum, expr, x, weight, z)
-            expected = torch.einsum(expr, x.float(), weight.float())
-            name = f"{expr} b{b} h{h} r{r} d{d}"
-            suite.add(name, 5e-6, z, expected, call, partial(call, use_cublaslt=True))
+    """Products of BF16; weight gradients in FP32, onto C, too."""
+    for size in sizes:
+        for expr, (of_a, of_b, of_d) in list_shapes(*size).items():
+            is_gradient = expr == "bhd,bhr->hdr"
+            x, y = normal(*of_a), normal(*of_b)
+            z = torch.empty(of_d, dtype=torch.float32 if is_gradient else torch.bfloat16, device="cuda")
+            call = partial(deep_gemm.einsum, expr, x, y, z)
+            expected = torch.einsum(expr, x.double(), y.double())
+            name = f"{expr} {' '.join(f'{letter}{count}' for letter, count in zip('bhrd', size, strict=True))}"
+            bound = GRADIENT_BOUND if is_gradient else 5e-6
+            suite.add(name, bound, z, expected, call, partial(call, use_cublaslt=True))
+            if is_gradient:
+                z.normal_()
+                expected += z
+                deep_gemm.einsum(expr, x, y, z, c=z)
+                suite.compare(f"{name} onto C", bound, z, expected)
 
 
 def make_fp8(*shape: int) -> torch.Tensor:
@@ -203,12 +222,7 @@ def make_scales(data: torch.Tensor, blocks: tuple[int, ...]) -> torch.Tensor:
 
 def check_fp8(suite: Suite, sizes: list[tuple]):
     for b, h, r, d in sizes:
-        shapes = {
-            "bhr,hdr->bhd": ((b, h, r), (h, d, r), (b, h, d)),
-            "bhd,hdr->bhr": ((b, h, d), (h, d, r), (b, h, r)),
-            "bhd,bhr->hdr": ((b, h, d), (b, h, r), (h, d, r)),
-        }
-        for expr, (of_a, of_b, of_d) in shapes.items():
+        for expr, (of_a, of_b, of_d) in list_shapes(b, h, r, d).items():
             blocks_a, recipes = FP8_BLOCKS[expr]
             x, y = make_fp8(*of_a), make_fp8(*of_b)
             scale_x = make_scales(x, blocks_a)

@@ -3,7 +3,7 @@
 import torch
 
 from .calls import MISSING, Call
-from .memory import PITCH_BYTES, align, as_integers, make_rows, make_shifted
+from .memory import PITCH_BYTES, align, as_integers, make_rows, make_shifted, repeat_row
 from .operands import GuardedOutput
 
 
@@ -38,14 +38,9 @@ def break_rank(call: Call) -> None:
     call.replace(call.rng.choice((lambda tensor: tensor[0], lambda tensor: tensor[None])))
 
 
-def _repeat_row(tensor: torch.Tensor) -> torch.Tensor:
-    whole = as_integers(tensor)
-    return torch.cat([whole, whole[:1]]).view(tensor.dtype)
-
-
 def break_rows(call: Call) -> None:
     """Pass one row too many in one operand (in A's case its scales or D no longer fit)."""
-    call.replace(_repeat_row)
+    call.replace(repeat_row)
 
 
 def break_output_shape(call: Call) -> None:

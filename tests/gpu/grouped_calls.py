@@ -13,7 +13,7 @@ import torch
 
 import deep_gemm
 
-from .calls import CALLS_PER_JOB, call_typed, describe_wrong, run_changes
+from .calls import CALLS_PER_JOB, ProductCall, call_typed, describe_wrong, run_changes
 from .grouped_configs import get_grouped_case
 from .grouped_memory import GroupedOutput, make_scale_layout_of_groups
 from .grouped_op import (
@@ -47,7 +47,7 @@ FEW_ROWS = (1, 7)
 
 
 @dataclass
-class GroupedCall:
+class GroupedCall(ProductCall):
     """Arguments of one call under construction, and its required outcome: `right`, `error` or `either`.
 
     `a` and `b` are as the op takes them: FP8 ones are pairs with scales. `options` has the other keywords, C and the
@@ -79,20 +79,6 @@ class GroupedCall:
         given = {name: value for name, value in self.options.items() if value is not OMITTED}
         with contiguous_alignment(self.case.alignment):
             return call_typed(getattr(deep_gemm, self.name), self.a, self.b, self.d, **given)
-
-    @property
-    def is_cuda(self) -> bool:
-        """Whether kernels run."""
-        return self.case.a.is_cuda
-
-    @property
-    def written(self) -> list:
-        """What an error must leave as it was: the D that was passed, and the original D if a variation replaced it."""
-        return [self.d, self.output.d]
-
-    def num_dirty(self) -> int:
-        """Count the elements that were written outside D."""
-        return int(self.output.num_dirty())
 
     def find_wrong(self) -> str:
         """Return what is wrong with D, "" where nothing is."""

@@ -2,7 +2,16 @@
 
 import torch
 
-from .memory import INTEGERS, MN_MAJOR_LAYOUTS, PITCH_BYTES, align, as_integers, make_nan, make_scale_layout
+from .memory import (
+    INTEGERS,
+    MN_MAJOR_LAYOUTS,
+    PITCH_BYTES,
+    PoisonedOutput,
+    align,
+    as_integers,
+    make_nan,
+    make_scale_layout,
+)
 
 #: Rows of red zone before, between and behind the matrices of D, and of NaN between those of an operand.
 GUARD_ROWS = 16
@@ -53,7 +62,7 @@ def is_mn_major_of_groups(scale: torch.Tensor) -> bool:
     return (scale.shape[-2] == 1 or scale.stride(-2) == 1) and is_pitched and scale.data_ptr() % PITCH_BYTES == 0
 
 
-class GroupedOutput:
+class GroupedOutput(PoisonedOutput):
     """D [n], [m, n] or [groups, m, n] in the middle of a larger buffer, groups `gap` rows apart; everything starts as
     NaN (all bits one).
 
@@ -88,12 +97,6 @@ class GroupedOutput:
     def values(self) -> torch.Tensor:
         """The rows of D that must be right."""
         return self.d if self.rows is None else self.d[self.rows]
-
-    def poison(self, c: torch.Tensor | None = None) -> None:
-        """Fill D and its red zones with NaN again; a `c` becomes D's content."""
-        self.buffer.fill_(-1)
-        if c is not None:
-            self.d.copy_(c)
 
     def num_dirty(self) -> torch.Tensor:
         """Count the written elements outside D (a tensor, so that nothing synchronises)."""

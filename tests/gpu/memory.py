@@ -23,6 +23,25 @@ def as_integers(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(INTEGERS[tensor.element_size()])
 
 
+def repeat_row(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the first row once more behind the last one."""
+    whole = as_integers(tensor)
+    return torch.cat([whole, whole[:1]]).view(tensor.dtype)
+
+
+class PoisonedOutput:
+    """An output `d` in the middle of a larger `buffer` of integers."""
+
+    buffer: torch.Tensor
+    d: torch.Tensor
+
+    def poison(self, c: torch.Tensor | None = None) -> None:
+        """Fill D and its red zones with NaN again; a `c` becomes D's content."""
+        self.buffer.fill_(-1)
+        if c is not None:
+            self.d.copy_(c)
+
+
 def make_nan(count: int, dtype: torch.dtype, device: object) -> torch.Tensor:
     """Return `count` elements of NaN."""
     return torch.full((count * dtype.itemsize,), NAN_BYTE, dtype=torch.uint8, device=device).view(dtype)

@@ -13,7 +13,7 @@ import torch
 
 import deep_gemm
 from deep_gemm.fields import OP_KINDS
-from deep_gemm.nn import swiglu
+from deep_gemm.nn import routing, swiglu
 from deep_gemm.ops import OPS, Op
 from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 
@@ -225,6 +225,7 @@ def list_einsum(op: Op) -> list[OpCall]:
     for expr, sizes, kind, kernels in (
         ("bhr,hdr->bhd", SIZES, op.kind, ()),
         ("bhd,hdr->bhr", SIZES, op.kind, ()),
+        ("bhd,bhr->hdr", SIZES, op.kind, ()),
         ("bmk,bnk->mn", SIZES, "summed_bf16_gemm", ("sum_parts",)),
         ("bmk,bnk->mn", SMALL_SIZES, "summed_bf16_gemm", ("sum_products",)),
     ):
@@ -346,7 +347,7 @@ def list_names(call: OpCall) -> tuple[str, ...]:
 
 def find_function(name: str) -> Callable:
     """Return the public function of a name, or the op of the layers."""
-    return getattr(deep_gemm, name, None) or getattr(swiglu, name)
+    return next(getattr(module, name) for module in (deep_gemm, swiglu, routing) if hasattr(module, name))
 
 
 def list_public_calls() -> list[OpCall]:

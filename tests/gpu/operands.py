@@ -12,7 +12,7 @@ import torch
 
 from deep_gemm.numerics import get_max_diff, get_sums_error, make_bound
 
-from .memory import INTEGERS, PITCH_BYTES, align, make_operand
+from .memory import INTEGERS, PITCH_BYTES, PoisonedOutput, align, make_operand
 from .variants import Variant
 
 FP8 = torch.float8_e4m3fn
@@ -73,7 +73,7 @@ class Case:
         return DTYPES[self.variant.d_dtype]
 
 
-class GuardedOutput:
+class GuardedOutput(PoisonedOutput):
     """D [m, n] in the middle of a larger buffer; everything starts as NaN (all bits one), rows included their gaps.
 
     columns: the columns of D that the op writes (int64 [n of the product]), None for all.
@@ -102,12 +102,6 @@ class GuardedOutput:
     def values(self) -> torch.Tensor:
         """The written part of D."""
         return self.d if self.columns is None else self.d[:, self.columns]
-
-    def poison(self, c: torch.Tensor | None = None) -> None:
-        """Fill D and its red zones with NaN again; a `c` becomes D's content."""
-        self.buffer.fill_(-1)
-        if c is not None:
-            self.d.copy_(c)
 
     def num_dirty(self) -> torch.Tensor:
         """Count the written elements outside D (a tensor, so that nothing synchronises)."""

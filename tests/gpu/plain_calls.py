@@ -93,7 +93,7 @@ LOGITS_MAKERS = {"logits": list_prefill, "paged_logits": list_paged, "metadata":
 
 def list_plain() -> list[OpCall]:
     """Return the calls of the functions that quantise or lay out, each path of a kernel once."""
-    others = [_make_transpose(), _make_swiglu_grad(), _make_mega()]
+    others = [_make_transpose(), _make_swiglu_grad(), *_list_rows(), _make_mega()]
     return [*_list_casts(), *_list_blocks(), *_list_layouts(), *others]
 
 
@@ -151,6 +151,27 @@ def _make_swiglu_grad() -> OpCall:
         return {"x": normal(300, 2048), "grad": normal(300, 1024)}
 
     return _call("nn_swiglu_grad", "bfloat16", "swiglu_grad", make, True, bound=CAST_BOUND)
+
+
+def _list_rows() -> list[OpCall]:
+    """Return rows that go to those of their choices and back, with weights and without."""
+    tokens, top_k, n, num_rows = 300, 6, 1024, 2000
+
+    def make(rows: int, is_weighted: bool, dtype: torch.dtype) -> Operands:
+        places = torch.randperm(num_rows)[: tokens * top_k].view(tokens, top_k)
+        return {
+            "x": normal(rows, n, dtype=dtype),
+            "rows": places,
+            "w": torch.rand(places.shape) if is_weighted else None,
+        }
+
+    calls = []
+    for is_weighted, dtype in ((True, torch.bfloat16), (False, torch.bfloat16), (True, torch.float32)):
+        what = f"{str(dtype)[6:]}{', weighted' * is_weighted}"
+        spread, combine = (partial(make, rows, is_weighted, dtype) for rows in (tokens, num_rows))
+        calls.append(_call("nn_spread", what, "spread_rows", spread, num_rows, bound=CAST_BOUND))
+        calls.append(_call("nn_combine", what, "combine_rows", combine, bound=CAST_BOUND))
+    return calls
 
 
 def _list_layouts() -> list[OpCall]:

@@ -25,13 +25,19 @@ from deep_gemm import _C, group_packing, planned, quantize, stream
 from deep_gemm import layout as layouts
 from deep_gemm.group_packing import get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor as pack_groups
 from deep_gemm.jit.hashing import name_plain
-from deep_gemm.nn import products, swiglu
+from deep_gemm.nn import products, routing, swiglu
 from tuner.measure.stamp import make_stamp, name_model_here, write_json
 
 from .memory import as_integers
 
 #: Kernels of these cases, whose hashes the result carries.
-KERNELS = tuple(map(name_plain, ("cast_rows", "cast_blocks", "swiglu_grad", "scale_layout", "k_grouped_packing")))
+KERNELS = tuple(
+    name_plain(name)
+    for name in (
+        *("cast_rows", "cast_blocks", "swiglu_grad", "scale_layout", "k_grouped_packing"),
+        *("spread_rows", "combine_rows"),
+    )
+)
 COMPILE_THREADS = 16
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 POISON = 0x5A
@@ -57,6 +63,8 @@ def using_formula() -> Iterator[None]:
         stack.enter_context(mock.patch.object(group_packing, "_pack", planned.decline))
         stack.enter_context(mock.patch.object(products, "_padded_cast", planned.decline))
         stack.enter_context(mock.patch.object(swiglu, "_differentiate", planned.decline))
+        for name in ("_spread", "_combine"):
+            stack.enter_context(mock.patch.object(routing, name, planned.decline))
         yield
 
 
@@ -97,7 +105,12 @@ def list_groups() -> dict[str, Callable[[], Iterator[Case]]]:
         name = f"{str(dtype)[6:]} {'ue8m0' if use_ue8m0 else 'fp32'}"
         for make in (make_shape_cases, make_other_cases, make_swiglu_cases):
             groups[f"{make.__name__[5:-6]} {name}"] = partial(make, dtype, use_ue8m0, name)
-    return groups | {"gradients": make_gradient_cases, "layouts": make_layout_cases, "groups of K": make_group_cases}
+    return groups | {
+        "gradients": make_gradient_cases,
+        "rows of tokens": make_token_cases,
+        "layouts": make_layout_cases,
+        "groups of K": make_group_cases,
+    }
 
 
 def make_shape_cases(dtype: torch.dtype, use_ue8m0: bool, name: str) -> Iterator[Case]:
@@ -214,6 +227,21 @@ def make_gradient_cases() -> Iterator[Case]:
 def name_nan(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor in which every NaN has the same bits."""
     return torch.where(tensor.isnan(), torch.nan, tensor)
+
+
+def make_token_cases() -> Iterator[Case]:
+    """Yield rows that go to those of their choices, and back for at most two of a token: torch adds more up in another
+    order.
+    """
+    for dtype, n, top_k, extra in itertools.product((BF16, FP16, FP32), (8, 7168, 100), (1, 2, 8), (0, 8)):
+        num_rows = 1000 * top_k + 9
+        rows = torch.randperm(num_rows, device="cuda")[: 1000 * top_k].view(1000, top_k)
+        for weights in (None, torch.rand(1000, top_k, device="cuda")):
+            x, name = make_values((1000, n), dtype, extra), f"{dtype} {n}+{extra}, {top_k} {weights is None}"
+            yield f"spread {name}", lambda x=x, r=rows, w=weights, count=num_rows: [routing.nn_spread(x, r, w, count)]
+            if top_k <= 2:
+                y = make_values((num_rows, n), dtype, extra)
+                yield f"combine {name}", lambda y=y, r=rows, w=weights: [routing.nn_combine(y, r, w) + 0]  # no -0
 
 
 def make_layout_cases() -> Iterator[Case]:

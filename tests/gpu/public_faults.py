@@ -4,7 +4,7 @@ may have a meaning.
 
 import torch
 
-from .memory import as_integers
+from .memory import as_integers, repeat_row
 from .public_calls import OPTIONAL, ROWS, PublicCall, list_first
 
 
@@ -65,15 +65,10 @@ def break_rank(call: PublicCall) -> None:
 
 def break_rows(call: PublicCall) -> None:
     """Pass a row too many: the pages of a cache may have it, and a schedule is then one of other lengths."""
-
-    def repeat(tensor: torch.Tensor) -> torch.Tensor:
-        whole = as_integers(tensor)
-        return torch.cat([whole, whole[:1]]).view(tensor.dtype)
-
     places = call.list_places()
     if places:
         place = call.rng.choice(places)
-        call.change(repeat, "either" if call.is_op and place[0] != "schedule_meta" else "any", [place])
+        call.change(repeat_row, "either" if call.is_op and place[0] != "schedule_meta" else "any", [place])
 
 
 def break_device(call: PublicCall) -> None:

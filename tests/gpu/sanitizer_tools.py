@@ -24,11 +24,11 @@ from .record import make_section
 from .world import ALL_OPS
 
 #: `--report-api-errors no`: torch probes the driver for features it may not have; kernels are what is checked here.
-#: racecheck watches our kernels alone, which all have this in their names: torch's would take most of the time.
+#: racecheck watches our kernels alone, whose names all begin so: torch's would take most of the time.
 TOOLS = {
     "memcheck": ["--print-limit", "20", "--report-api-errors", "no"],
     "synccheck": ["--print-limit", "20"],
-    "racecheck": ["--print-limit", "200", "--kernel-name", "kns=deep_gemm_"],
+    "racecheck": ["--print-limit", "200", "--kernel-name", "kns=deep_"],
 }
 #: Those that the suite runs. racecheck takes long, and knows asynchronous copies and barriers in shared memory in part:
 #: what it reports of them must be judged.
@@ -124,7 +124,7 @@ def merge_reports(outputs: dict[str, list[Output]]) -> list[dict]:
     found: dict[tuple, dict] = {}
     for tool, children in outputs.items():
         for text, program in (report for output in children for report in output.reports):
-            kernel = re.search(r"deep_gemm_\w+", text)
+            kernel = re.search(r"deep_(?!gemm\b)\w+", text)  # the namespace is no kernel
             row = {"tool": tool, "kernel": kernel[0] if kernel else None, "text": text, "count": 0, "beside": []}
             row = found.setdefault((tool, re.sub(r"\[\d+ hazards?\]", "", text)), row)
             row["count"] += 1

@@ -11,7 +11,7 @@ TILE_DEFECTS: Defects = {
             "    key = (config, None, _C.kernel_identity(problem))",
         ),
         ("others = [choice.config] if second else []", "others = []"),
-        ("                remember_failure(problem, choice.config, second, error)", "                pass"),
+        ("            remember_failure(problem, choice.config, second, error)", "            pass"),
         ("        _failed[(config, second, ", "        _failed[(config, None, "),
         ("        second = None\n", ""),
     ],

@@ -8,7 +8,7 @@ from tests.fakes.operands import forgetting
 
 @pytest.fixture
 def analytic(monkeypatch):
-    """Let the heuristic alone choose, on one thread."""
+    """Let the heuristic alone choose."""
     monkeypatch.setenv("DG_SELECTOR", "analytic")
     with forgetting(forget_selectors):
         yield

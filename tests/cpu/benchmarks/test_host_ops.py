@@ -4,18 +4,15 @@ time counts.
 
 import itertools
 
-import pytest
 import torch
 
 from benchmarks import host_ops
 from deep_gemm import stream
 from tests.fakes import stub_driver
-from tests.fakes.cuda_tensors import Allocator, make_tensor, use_fakes
+from tests.fakes.cuda_tensors import Allocator, make_tensor, needs_exchange, use_fakes
 from tests.fakes.stub_driver import select
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no exchange API of DLPack"
-)
+pytestmark = needs_exchange
 
 
 def use_fake_zeros() -> Allocator:

@@ -8,7 +8,6 @@ import torch
 from benchmarks import model_error
 from deep_gemm.nn import Fp8Linear
 from examples.llama import TINY
-from tests.fakes.operands import one_thread
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +15,6 @@ def without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(model_error, "CPU_SIZES", TINY)
     monkeypatch.setattr(model_error, "TOKENS", (0, 24))
-    with one_thread():
-        yield
 
 
 def test_every_variant_has_a_cosine(tmp_path, capsys):

@@ -12,7 +12,6 @@ from benchmarks import models
 from benchmarks.stamp import write_result
 from deep_gemm.nn import Fp8Linear
 from examples.llama import TINY, make_model
-from tests.fakes.operands import one_thread
 
 MODELS = ("bf16", "fp8")
 
@@ -20,8 +19,6 @@ MODELS = ("bf16", "fp8")
 @pytest.fixture(autouse=True)
 def without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with one_thread():
-        yield
 
 
 @pytest.mark.parametrize("name", models.FAMILIES)
@@ -131,9 +128,9 @@ def test_both_models_have_the_same_weights():
 
 
 def test_kernels_are_told_apart_by_name():
-    names = {"deep_gemm_fp8_gemm": "products", "nvjet_tst_64x8": "products", "deep_gemm_cast_rows": "casts"}
+    names = {"deep_gemm_fp8_gemm": "products", "nvjet_tst_64x8": "products", "deep_cast_rows": "casts"}
     names |= {"deep_gemm_fp8_paged_mqa_logits": "logits", "deep_gemm_mqa_metadata": "logits"}
-    names |= {"void at::native::elementwise_kernel<128>": "others", "deep_gemm_transpose": "others"}
+    names |= {"void at::native::elementwise_kernel<128>": "others", "deep_transpose_fp8": "others"}
     assert {name: models.classify(name) for name in names} == names
 
 

@@ -15,7 +15,7 @@ from deep_gemm import _C, plan, selection
 from deep_gemm.jit import ahead, build
 from tests.fakes import stub_driver
 from tests.fakes.compiler import install_counting_nvcc, read_compiled
-from tests.fakes.cuda_tensors import make_tensor, use_fakes
+from tests.fakes.cuda_tensors import make_tensor, needs_exchange, use_fakes
 
 FP8 = PLAIN["fp8_gemm"]
 _REAL_BUILD = {name: getattr(build, name) for name in ("get_cubin", "get_cubin_for_source")}
@@ -54,7 +54,7 @@ def run_benchmark(folder: str) -> tuple[dict, list[str], list]:
     return figures, read_compiled(Path(folder))[figures["compiled_ahead"] :], problems
 
 
-@pytest.mark.skipif(not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="no exchange API of DLPack")
+@needs_exchange
 def test_new_shapes_compile_nothing_but_what_makes_their_operands(tmp_path):
     with stub_driver.start(tmp_path) as driver:
         (figures, compiled, problems), _ = driver.call(run_benchmark, str(tmp_path))

@@ -9,7 +9,6 @@ import torch
 from benchmarks import tuned_models
 from deep_gemm import _C, selection
 from tests.fakes.in_process_worker import InProcessWorker
-from tests.fakes.operands import one_thread
 from tuner.problems import shapes
 from tuner.search import sweep
 
@@ -19,8 +18,6 @@ def without_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker())
-    with one_thread():
-        yield
 
 
 def test_a_model_that_transformers_cannot_be_timed_with_is_refused(tmp_path, capsys):

@@ -5,7 +5,15 @@ import itertools
 import pytest
 
 from deep_gemm import _C
-from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, MASKED, make_grouped, make_grouped_variants
+from tests.fakes.grouped_variants import (
+    BATCHED,
+    CONTIGUOUS,
+    K_GROUPED,
+    MASKED,
+    WITH_ENDS,
+    make_grouped,
+    make_grouped_variants,
+)
 from tests.fakes.variants import make_variants
 
 OP = "fp8_gemm"
@@ -381,3 +389,12 @@ def test_few_rows_of_a_group_bring_narrow_tiles():
         assert widths(op, 8 * 128, 8) == {8, 16, 32, 64} and widths(op, 8 * 1024, 8) == set(), (
             "groups of 128 rows may be mostly padding"
         )
+
+
+@pytest.mark.parametrize("num_groups, m, n, num_sms", [(265, 64, 96, 0), (600, 1, 112, 0), (33, 16, 80, 16)])
+@pytest.mark.parametrize("op", [K_GROUPED[1], WITH_ENDS[K_GROUPED[1]], BATCHED[1]])
+def test_many_groups_of_few_rows_have_a_tile(op, num_groups, m, n, num_sms):
+    """Tiles of an MN-major B are 64 or 128 wide: the narrow one was left out for a wider one, which n left out."""
+    fields = {"d_dtype": "fp32", "a_major": "mn", "b_major": "mn"}
+    problem = _C.Problem(op, m, n, 64 * num_groups, num_groups=num_groups, num_sms=num_sms, **fields)
+    assert _C.get_candidates(problem, H200)

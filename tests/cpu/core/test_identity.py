@@ -9,6 +9,7 @@ import pytest
 
 from deep_gemm import _C
 from deep_gemm.errors import ConfigError, ProblemError
+from tests.fakes.variants import make_config, make_problem
 
 OP = "fp8_gemm"
 #: Keys written by released versions. They identify measurements and must never change.
@@ -72,23 +73,6 @@ FROZEN_GROUPED = {
 
 def canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def make_problem(m, n, k, num_sms, compiled_dims):
-    return _C.Problem(OP, m, n, k, num_sms=num_sms, compiled_dims=compiled_dims)
-
-
-def make_config(block_m, block_n, num_stages, block_k, cluster_m, cluster_n, split_k=1, swap_ab=0):
-    return _C.Config(
-        block_m,
-        block_n,
-        num_stages,
-        block_k=block_k,
-        cluster_m=cluster_m,
-        cluster_n=cluster_n,
-        split_k=split_k,
-        swap_ab=swap_ab,
-    )
 
 
 @pytest.mark.parametrize("fields, key", FROZEN_PROBLEM_KEYS.items())

@@ -10,29 +10,12 @@ from deep_gemm import _C
 from deep_gemm.errors import ConfigError, ProblemError
 from tests.fakes import grouped_variants, variants
 from tests.fakes.grouped_variants import CONTIGUOUS, GROUPED_OPS, K_GROUPED, MASKED, make_grouped, make_grouped_variants
-from tests.fakes.variants import CHOICES, OPS, make_variants
+from tests.fakes.variants import CHOICES, OPS, make_config, make_problem, make_variants
 
 OP = "fp8_gemm"
 GROUP_FIELDS = {"num_groups": 0, "expected_m": 0, "alignment": 128, "group_layout": "joint"}
 NOT_INTEGERS = [True, False, 1.0, "3", None, [], float("nan"), np.float32(2), b"1"]
 OUT_OF_RANGE = [-1, 2**31, 2**63, 2**64, 2**80, -(2**70)]
-
-
-def make_problem(m, n, k, num_sms, compiled_dims):
-    return _C.Problem(OP, m, n, k, num_sms=num_sms, compiled_dims=compiled_dims)
-
-
-def make_config(block_m, block_n, num_stages, block_k, cluster_m, cluster_n, split_k=1, swap_ab=0):
-    return _C.Config(
-        block_m,
-        block_n,
-        num_stages,
-        block_k=block_k,
-        cluster_m=cluster_m,
-        cluster_n=cluster_n,
-        split_k=split_k,
-        swap_ab=swap_ab,
-    )
 
 
 def all_variants():

@@ -6,8 +6,10 @@ from tests.emulator.ops import (
     compare_rows,
     compare_scale_copies,
     compare_swiglu,
+    compare_token_rows,
     run_batches,
     run_gemm,
+    run_gradient,
     run_prenorm,
     run_sum,
 )
@@ -47,6 +49,15 @@ def test_copied_scales_give_the_same_bits(emulate, m, k, recipe):
 def test_swiglu_is_differentiated(emulate, m, n, dtype, has_y, extra):
     """Whole chunks and tails, with the product and without it, rows that lie apart."""
     assert emulate(compare_swiglu, m, n, dtype, has_y, extra, seed=2) <= 2
+
+
+@pytest.mark.parametrize(
+    "sizes, dtype, is_weighted, extra",
+    [((5, 3, 24), "bfloat16", True, 8), ((37, 9, 40), "bfloat16", False, 0), ((3, 1, 8), "float32", True, 4)],
+)
+def test_rows_of_tokens_are_spread_and_combined(emulate, sizes, dtype, is_weighted, extra):
+    """More choices than loads under way, one that has no row, rows that lie apart."""
+    assert emulate(compare_token_rows, *sizes, dtype, is_weighted, extra, seed=1)
 
 
 def test_a_small_sum(emulate):
@@ -111,3 +122,8 @@ def test_a_sum_whose_parts_are_added_by_another_kernel(emulate):
 def test_batches_whose_operand_is_transposed(emulate):
     """One transposing launch, then the product."""
     assert emulate(run_batches, 2, 40, 256, 128, seed=2) <= MAX_ERROR
+
+
+def test_batches_that_are_summed_over_tokens(emulate):
+    """Both operands are read along their rows, with tails of rows, columns and tokens, and added onto D."""
+    assert emulate(run_gradient, 3, 100, 72, 136, seed=2) <= MAX_ERROR

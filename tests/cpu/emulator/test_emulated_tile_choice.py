@@ -43,6 +43,13 @@ def test_the_tile_that_takes_less_computes_the_product(emulate, kernels, sizes):
     assert takes_second(FP8.variant, product.shape, *FP8.tiles, device, num_sms=3) == (TAKEN[sizes] == 64)
 
 
+def test_a_kernel_of_two_tiles_that_was_loaded_as_one_takes_the_first(emulate, kernels):
+    """Its ninth argument was a null pointer, from which the driver copies."""
+    product = FP8._replace(shape=FP8.shape._replace(sizes=(0, 40)), second=None)
+    found = {width: emulate(run_product, product, kernels[width]) == RIGHT for width in (None, 64, 128)}
+    assert found == {None: True, 64: True, 128: False}
+
+
 def test_tiles_of_either_side_stand_beside_each_other(emulate):
     swapped = {"block_m": 80, "block_n": 128, "num_stages": 3, "block_k": 64, "swap_ab": 1}
     plain = {"block_m": 128, "block_n": 64, "num_stages": 4, "block_k": 64}

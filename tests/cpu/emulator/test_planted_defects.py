@@ -21,6 +21,9 @@ PIPELINED = Product(
     Variant(recipe="1d1d"), {"block_m": 64, "block_n": 64, "num_stages": 3, "block_k": 128}, (100, 130, 1400), num_sms=1
 )
 RING = PIPELINED._replace(variant=Variant(recipe="1d1d", scale_layout="any"), shape=(100, 130, 3000))
+UNROLLED = PIPELINED._replace(
+    config={"block_m": 128, "block_n": 80, "num_stages": 6, "block_k": 128, "loop": 1}, shape=(300, 100, 1000)
+)
 PAIR = PIPELINED._replace(config=PIPELINED.config | {"cluster_m": 2}, num_sms=2)
 SPLIT = Product(
     Variant(), {"block_m": 64, "block_n": 64, "num_stages": 3, "block_k": 128, "split_k": 2}, (64, 70, 1000)
@@ -187,7 +190,7 @@ def test_every_planted_defect_is_found(emulate, name):
     check(emulate, *MORE_DEFECTS[name])
 
 
-@pytest.mark.parametrize("product", [PIPELINED, RING])
+@pytest.mark.parametrize("product", [PIPELINED, RING, UNROLLED])
 def test_loads_that_a_release_waits_for_are_right(emulate, product):
     """Without a defect every refill has waited for a barrier that waits for the load."""
     cubin = product.build()

@@ -156,6 +156,19 @@ def test_reports_are_kept_once_with_their_kernel_and_their_programs():
     assert "+0x90 in gemm.cuh:13\n" in report["text"] and "[511 hazards]" in report["text"]
 
 
+@pytest.mark.parametrize(
+    "place, kernel",
+    [
+        ("deep_cast_rows+0x90", "deep_cast_rows"),
+        ("deep_gemm::Ring::advance in deep_gemm_fp8_gemm", "deep_gemm_fp8_gemm"),
+        ("cast_rows.cuh", None),
+    ],
+)
+def test_a_report_names_a_product_or_a_pass(place, kernel):
+    found = read_output("racecheck", f"========= Error: Race reported at {place}\n")
+    assert [report["kernel"] for report in merge_reports({"racecheck": [found]})] == [kernel]
+
+
 def test_half_a_line_of_a_killed_child_is_left_out():
     assert read_output("racecheck", 'watched: {"event": "end", "prog').rows == []
 
@@ -233,7 +246,7 @@ def test_what_ends_early_leaves_no_child_behind(monkeypatch, tmp_path):
 
 def test_racecheck_watches_our_kernels_with_few_threads():
     command = sanitizer_tools.make_command("racecheck", ["--child", "1/1"], 2)
-    assert command[command.index("--kernel-name") + 1] == "kns=deep_gemm_"
+    assert command[command.index("--kernel-name") + 1] == "kns=deep_"
     assert command[command.index("--racecheck-num-workers") + 1] == "2"
     assert sanitizer_tools.make_environment("racecheck", "3", 2) == {
         "CUDA_VISIBLE_DEVICES": "3",

@@ -4,6 +4,9 @@ import re
 
 import pytest
 
+from deep_gemm.fields import OP_KINDS
+from deep_gemm.jit.generator import kernel_name
+from deep_gemm.jit.plain_kernels import PLAIN_KERNELS, plain_symbol
 from tests.fakes import sass
 from tests.fakes.compiler import isolate, require_compiler
 from tests.fakes.sanitizer_tool import DONE, HAZARD, SUMMED_UP, make_tool
@@ -28,7 +31,11 @@ def test_controls_are_what_they_say(monkeypatch, tmp_path):
     assert release == ["STS", "BAR", "STS", "LDS", "SYNCS.ARRIVE"]
     assert synced == ["STS", "BAR", "STS", "LDS", "WARPSYNC", "SYNCS.ARRIVE"]
     assert copy[:2] == ["STS", "BAR"] and copy.index("LDGSTS") == copy.index("ARRIVES") - 1
-    assert all(re.search("deep_gemm_", name) for name in fault_kernels.CONTROLS)
+
+
+def test_racecheck_watches_every_kernel_and_the_controls():
+    symbols = [*map(plain_symbol, PLAIN_KERNELS), *map(kernel_name, OP_KINDS), *fault_kernels.CONTROLS]
+    assert all(name.startswith("deep_") for name in symbols)
 
 
 @pytest.mark.parametrize(

@@ -102,3 +102,13 @@ def test_a_server_whose_caller_is_gone_ends(folder):
     pool = CompilePool([HANGING])
     pool._output.close()  # as the end of the process that reads it does
     assert pool._process.wait(15) == -signal.SIGKILL
+
+
+def test_the_longest_outcome_is_one_read_of_a_pipe(monkeypatch):
+    """Beyond 4,096 bytes the server read half of it, and died."""
+
+    def fail(job):
+        raise CompileError(1000 * chr(0x1F600))
+
+    monkeypatch.setattr(Job, "build", fail)
+    assert len(json.dumps(compile_pool.compile_job(Job(*GOOD)))) <= 4096

@@ -106,6 +106,14 @@ def test_search_path_without_the_current_folder(monkeypatch, tmp_path):
     assert nvcc.find_nvcc() == found
 
 
+def test_folders_that_cannot_be_searched_are_passed_over(monkeypatch, tmp_path):
+    found = install_nvcc(tmp_path / "tools")
+    monkeypatch.delenv("DG_JIT_NVCC_COMPILER", raising=False)
+    monkeypatch.setenv("CUDA_HOME", "/" + 300 * "x")  # as a folder of another user: is_file of Python 3.11 raises
+    monkeypatch.setenv("PATH", str(found.parent))
+    assert nvcc.find_nvcc() == found
+
+
 def test_identity_is_asked_once_and_again_after_a_change(monkeypatch, tmp_path):
     monkeypatch.setenv("DG_JIT_NVCC_COMPILER", str(install_nvcc(tmp_path)))
     first = nvcc.get_nvcc()

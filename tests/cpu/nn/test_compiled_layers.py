@@ -4,18 +4,9 @@ import pytest
 import torch
 
 from deep_gemm.nn import Fp8Experts, Fp8Linear
-from tests.gpu.nn_references import poisoned
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo", "fresh_inputs")
 FP32 = torch.float32
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    print("seed", torch.seed())
-    with poisoned():
-        yield
-    torch._dynamo.reset()
 
 
 def run(layer, x: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:

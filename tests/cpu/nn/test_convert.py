@@ -11,17 +11,11 @@ import deep_gemm
 from deep_gemm import errors
 from deep_gemm.nn import Fp8Linear, is_suitable, quantize_
 from deep_gemm.testing import calc_diff
-from tests.gpu.nn_references import poisoned, round_blocks
+from tests.gpu.nn_references import round_blocks
 
+pytestmark = pytest.mark.usefixtures("fresh_inputs")
 BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 MAX_FP8_DIFF = 5e-3  # of three layers
-
-
-@pytest.fixture(autouse=True)
-def fresh_inputs():
-    print("seed", torch.seed())
-    with poisoned():
-        yield
 
 
 class Model(torch.nn.Module):
@@ -84,6 +78,14 @@ def test_nothing_is_replaced_where_a_chosen_layer_cannot_be():
     with pytest.raises(errors.ShapeError, match="out_features = 20"):
         quantize_(model, lambda module, name: True)
     assert count(model) == 0
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ((3,), "model = 3: must be a torch.nn.Module"), ((torch.nn.Linear(16, 16), 3), "filter_fn = 3: must take a module")
+])  # fmt: skip
+def test_what_is_no_model_is_refused(arguments, message):
+    with pytest.raises(errors.ArgumentError, match=message):
+        quantize_(*arguments)
 
 
 def test_a_single_layer_is_returned():

@@ -5,6 +5,8 @@ import itertools
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import deep_gemm
 from deep_gemm import errors
@@ -12,19 +14,13 @@ from deep_gemm.nn import Fp8Experts, Fp8GroupedLinear, Fp8Linear, quantize_
 from deep_gemm.nn.routing import place_contiguous, place_masked
 from deep_gemm.quantize import align
 from deep_gemm.testing import calc_diff
-from tests.gpu.nn_references import multiply, poisoned
+from tests.gpu.nn_references import multiply
 
+pytestmark = pytest.mark.usefixtures("fresh_inputs")
 BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 HIDDEN, WIDTH, EXPERTS = 272, 144, 5
 #: Of two products after each other, and of one: calc_diff against full precision.
 MAX_FP8_DIFF, MAX_DIFF = 4e-3, 1e-10
-
-
-@pytest.fixture(autouse=True)
-def fresh_inputs():
-    print("seed", torch.seed())
-    with poisoned():
-        yield
 
 
 class Expert(torch.nn.Module):
@@ -171,6 +167,13 @@ def test_both_layouts_agree_and_the_leading_dimensions_are_kept():
     assert torch.equal(layer(x, index, weights), masked)
 
 
+def test_a_transposed_routing_is_the_same():
+    """As torch.topk gives it along the first dimension."""
+    experts, x = Fp8Experts(3, 64, 32, dtype=FP32), torch.randn(70, 64)
+    index, weights = torch.randint(3, (2, 70)).t(), torch.rand(2, 70).t()
+    assert torch.equal(experts(x, index, weights), experts(x, index.contiguous(), weights.contiguous()))
+
+
 def test_the_layout_follows_the_call(monkeypatch):
     layer, seen = Fp8Experts(EXPERTS, 48, 32), []
     for name in ("_run_masked", "_run_contiguous"):
@@ -240,6 +243,13 @@ def make_layer() -> Fp8GroupedLinear:
 ENDS = torch.tensor([1, 129], dtype=torch.int32)
 
 
+def call_experts(x=None, index=None, weights=None, **options) -> torch.Tensor:
+    """Return what three experts make of four tokens, and of other operands where these are given."""
+    x = torch.zeros(4, 48) if x is None else x
+    index = torch.zeros(4, 2).long() if index is None else index
+    return Fp8Experts(3, 48, 32)(x, index, torch.ones(4, 2) if weights is None else weights, **options)
+
+
 @pytest.mark.parametrize("call, error, message", [
     (lambda: Fp8GroupedLinear(0, 48, 32), errors.ShapeError, "num_groups = 0"),
     (lambda: Fp8GroupedLinear(2, 40, 32), errors.ShapeError, "in_features = 40"),
@@ -254,14 +264,60 @@ ENDS = torch.tensor([1, 129], dtype=torch.int32)
     (lambda: Fp8Experts.from_experts([quantize_(Expert().eval())]), errors.ShapeError, "must be a multiple of 128"),
     (lambda: Fp8Experts(3, 48, 32)(torch.zeros(4, 48), torch.zeros(4, 2).long(), torch.zeros(4, 1)), errors.ShapeError,
      r"both must be \[4, top_k\]"),
-    (lambda: Fp8Experts(3, 48, 32)(torch.zeros(4, 48), *[torch.zeros(4, 2).long()] * 2, layout="x"),
-     errors.ArgumentError, "layout = 'x'"),
-    (lambda: Fp8Experts(3, 48, 32)(torch.zeros(4, 48), *[torch.zeros(4, 2).long()] * 2, layout="masked"),
-     errors.ArgumentError, "no backward"),
+    (lambda: call_experts(layout="x"), errors.ArgumentError, "layout = 'x'"),
+    (lambda: call_experts(layout="masked"), errors.ArgumentError, "no backward"),
+    (lambda: call_experts(index=torch.zeros(4, 2)), errors.DtypeError, "top_k_index.dtype = torch.float32"),
+    (lambda: call_experts(index=torch.zeros(4, 2).bool()), errors.DtypeError, "top_k_index.dtype = torch.bool"),
+    (lambda: call_experts(index=[[0, 1]]), errors.ArgumentError, "top_k_index = list: must be a torch.Tensor"),
+    (lambda: call_experts(weights=torch.zeros(4, 2).int()), errors.DtypeError, "top_k_weights.dtype = torch.int32"),
+    (lambda: call_experts(x=[1.0]), errors.ArgumentError, "x = list: must be a torch.Tensor"),
+    (lambda: call_experts(x=torch.zeros(4, 48).int()), errors.DtypeError, "x.dtype = torch.int32"),
+    (lambda: make_layer()([1.0], ENDS), errors.ArgumentError, "x = list: must be a torch.Tensor"),
+    (lambda: make_layer().forward_masked([1.0], ENDS, 1), errors.ArgumentError, "x = list: must be a torch.Tensor"),
+    (lambda: Fp8GroupedLinear("2", 48, 32), errors.ArgumentError, "num_groups = '2': must be an int"),
+    (lambda: Fp8GroupedLinear(2, None, 32), errors.ArgumentError, "in_features = None: must be an int"),
+    (lambda: Fp8GroupedLinear.from_weight(3), errors.ArgumentError, "weight = int: must be a torch.Tensor"),
+    (lambda: Fp8GroupedLinear.from_checkpoint(1, 2), errors.ArgumentError, "weight_fp8 = int: must be a torch.Tensor"),
+    (lambda: Fp8GroupedLinear.from_linears([]), errors.ArgumentError, r"linears = \[\]: must be modules, at least one"),
+    (lambda: Fp8GroupedLinear.from_linears(3), errors.ArgumentError, "linears = 3: must be modules"),
+    (lambda: Fp8Experts(3, 48, "32"), errors.ArgumentError, "intermediate_size = '32': must be an int"),
+    (lambda: Fp8Experts.from_experts([]), errors.ArgumentError, r"experts = \[\]: must be modules, at least one"),
+    (lambda: Fp8Experts.from_experts([torch.nn.ReLU()]), errors.ArgumentError, "have ReLU, must have gate_proj"),
+    (lambda: Fp8Experts.from_layers(make_layer(), 3), errors.ArgumentError, "down_proj = 3: must be an Fp8Grouped"),
+    (lambda: Fp8Experts.from_fused(3), errors.ArgumentError, "experts = int: must be SwiGLU networks"),
 ])  # fmt: skip
 def test_what_cannot_be_is_a_typed_error(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "masked"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_a_choice_of_no_expert_is_refused_where_nothing_waits(wrong, dtype, layout):
+    index = torch.tensor([[0, 2], [wrong, 1], [1, 0], [2, 2]], dtype=dtype)
+    with torch.no_grad(), pytest.raises(errors.ArgumentError, match=rf"holds {wrong}, must be experts 0\.\.2"):
+        call_experts(index=index, layout=layout)
+
+
+def test_a_recorded_graph_does_not_ask_for_the_routing():
+    layer, operands = Fp8Experts(EXPERTS, 48, 32, trainable=False), (torch.randn(4, 48), *make_routing(4))
+    for graph in (make_fx(layer)(*operands), torch.export.export(layer, operands, strict=False).module()):
+        assert torch.equal(graph(*operands), layer(*operands))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert layer(*map(mode.from_tensor, operands)).shape == (4, 48)
+
+
+@pytest.mark.parametrize("of", ["x", "weights"])
+def test_what_differentiates_a_gradient_again_is_told(of):
+    layer, operands = Fp8Experts(EXPERTS, 48, 32), {"x": torch.randn(4, 48, requires_grad=True)}
+    index, operands["weights"] = make_routing(4)
+    operands["weights"].requires_grad_()
+    loss = layer(operands["x"], index, operands["weights"]).square().sum()
+    (gradient,) = torch.autograd.grad(loss, operands[of], create_graph=True)
+    for again in (operands["x"], operands["weights"], layer.gate_up_proj.weight, layer.down_proj.weight):
+        with pytest.raises(errors.ArgumentError, match="create_graph = True: .* is differentiated again"):
+            torch.autograd.grad(loss + gradient.norm(), again, retain_graph=True)
 
 
 def test_another_alignment_of_groups_is_refused():

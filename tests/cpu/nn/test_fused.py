@@ -10,17 +10,9 @@ from deep_gemm import errors
 from deep_gemm.nn import Fp8Experts, quantize_
 from deep_gemm.nn.fused import holds_experts
 from deep_gemm.testing import calc_diff
-from tests.fakes.operands import one_thread
-from tests.gpu.nn_references import poisoned
 
+pytestmark = pytest.mark.usefixtures("fresh_inputs")
 EXPERTS, HIDDEN, WIDTH = 3, 32, 48
-
-
-@pytest.fixture(autouse=True)
-def fresh_inputs():
-    print("seed", torch.seed())
-    with poisoned(), one_thread():
-        yield
 
 
 class Experts(torch.nn.Module):

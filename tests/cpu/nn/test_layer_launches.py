@@ -9,24 +9,12 @@ import pytest
 import torch
 
 from deep_gemm.nn import dense_ops, grouped_ops, products
-from tests.fakes import stub_driver
-from tests.fakes.cuda_tensors import use_fakes
+from tests.fakes.cuda_tensors import needs_exchange, use_fakes
 from tests.fakes.stub_driver import select
 
 BF16, FP8, FP32, INT32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.skipif(
-        not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no exchange API of DLPack"
-    ),
-]
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
-        yield stub
+pytestmark = [pytest.mark.full, needs_exchange]
 
 
 @contextlib.contextmanager

@@ -11,20 +11,14 @@ import deep_gemm
 from deep_gemm import errors
 from deep_gemm.nn import Fp8Linear
 from deep_gemm.testing import calc_diff
-from tests.gpu.nn_references import multiply, poisoned, round_blocks
+from tests.gpu.nn_references import multiply, round_blocks
 
+pytestmark = pytest.mark.usefixtures("fresh_inputs")
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 #: calc_diff between FP8 and full precision on random normal data: the rounding of two operands to E4M3.
 MAX_FP8_DIFF = 1.5e-3
 #: calc_diff against the same rounded operands: the rounding of the result, or the order of FP32 sums.
 MAX_DIFF = {BF16: 5e-6, FP16: 1e-6, FP32: 1e-10}
-
-
-@pytest.fixture(autouse=True)
-def fresh_inputs():
-    print("seed", torch.seed())  # which pytest shows where a test fails
-    with poisoned():
-        yield
 
 
 def make_pair(n: int, k: int, dtype=FP32, **options) -> tuple[torch.nn.Linear, Fp8Linear]:
@@ -202,11 +196,17 @@ def make_wrong_weight(dtype=FP8, shape=(144, 272), scale=(2, 3)) -> tuple[torch.
 @pytest.mark.parametrize("call, error, message", [
     (lambda: Fp8Linear(100, 16), errors.ShapeError, "in_features = 100: .* pad the layer to 112"),
     (lambda: Fp8Linear(16, 8), errors.ShapeError, "out_features = 8: .* 16 features"),
+    (lambda: Fp8Linear("64", 48), errors.ArgumentError, "in_features = '64': must be an int"),
+    (lambda: Fp8Linear(64, 48.0), errors.ArgumentError, "out_features = 48.0: must be an int"),
     (lambda: Fp8Linear.from_linear(torch.nn.Linear(16, 20)), errors.ShapeError, "out_features = 20"),
     (lambda: Fp8Linear.from_linear(torch.nn.ReLU()), errors.ArgumentError, "linear = ReLU: must be"),
     (lambda: Fp8Linear(16, 16)(torch.zeros(3, 32)), errors.ShapeError, r"x.shape = \[3, 32\]: must be \[..., 16\]"),
     (lambda: Fp8Linear(16, 16)(torch.zeros(3, 16).int()), errors.DtypeError, "x.dtype = torch.int32"),
     (lambda: Fp8Linear(16, 16)(torch.zeros(3, 16).to(FP8)), errors.DtypeError, "x.dtype = torch.float8"),
+    (lambda: Fp8Linear(16, 16)([1.0]), errors.ArgumentError, "x = list: must be a torch.Tensor"),
+    (lambda: Fp8Linear.from_checkpoint(1, 2), errors.ArgumentError, "weight_fp8 = int: must be a torch.Tensor"),
+    (lambda: Fp8Linear.from_checkpoint(make_wrong_weight()[0], 2), errors.ArgumentError, "weight_scale_inv = int"),
+    (lambda: Fp8Linear.from_checkpoint(*make_wrong_weight(), [1.0]), errors.ArgumentError, "bias = list"),
     (lambda: Fp8Linear.from_checkpoint(*make_wrong_weight(FP32)), errors.DtypeError, "weight.dtype = torch.float32"),
     (lambda: Fp8Linear.from_checkpoint(*make_wrong_weight(shape=(1, 144, 272))), errors.ShapeError, "2 dimensions"),
     (lambda: Fp8Linear.from_checkpoint(*make_wrong_weight(scale=(1, 3))), errors.ShapeError, r"must be \[2, 3\]"),
@@ -227,6 +227,26 @@ def test_checkpointed_activations_give_the_same_gradients():
 
     forward.parameters = model.parameters
     assert all(map(torch.equal, run(forward, x, grad), run(model, x, grad)))
+
+
+@pytest.mark.parametrize("is_swiglu", [False, True])
+@pytest.mark.parametrize("is_linear", [False, True])
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_what_differentiates_a_gradient_again_is_told(is_swiglu, is_linear, is_checkpointed):
+    """Of a loss that is linear in y, the gradient of x still depends on the weight. First derivatives stay."""
+    layer, x = Fp8Linear(48, 32), torch.randn(4, 96 if is_swiglu else 48, requires_grad=True)
+    run_layer = functools.partial(checkpoint, layer, use_reentrant=False) if is_checkpointed else layer
+
+    def make_loss() -> torch.Tensor:
+        y = run_layer(x, is_swiglu=is_swiglu)
+        return y.sum() if is_linear else y.square().sum()
+
+    (wanted,) = torch.autograd.grad(make_loss(), x)
+    loss = make_loss()
+    (dx,) = torch.autograd.grad(loss, x, create_graph=True)
+    assert torch.equal(dx, wanted) and dx.requires_grad
+    with pytest.raises(errors.ArgumentError, match="create_graph = True: .* nn_linear is differentiated again"):
+        torch.autograd.grad(loss + dx.norm(), layer.weight)
 
 
 def test_autocast_chooses_the_dtype_of_the_output():

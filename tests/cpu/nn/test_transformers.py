@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from deep_gemm.nn import Fp8Experts, Fp8Linear, quantize_
-from tests.fakes.operands import one_thread
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
@@ -44,12 +43,6 @@ MODELS = {
     "DeepseekV3": ({**_LATENT, **_EXPERTS}, 16, 1),
     "DeepseekV32": ({**_LATENT, **_EXPERTS, **_INDEXED}, 20, 1),
 }
-
-
-@pytest.fixture(autouse=True)
-def quiet_torch():
-    with one_thread():
-        yield
 
 
 def make_model(name: str, dtype: torch.dtype = torch.bfloat16) -> torch.nn.Module:

@@ -11,7 +11,6 @@ import torch
 
 from deep_gemm import cast_kernels, quantize
 from deep_gemm.group_packing import get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor as get_k_grouped_packed
-from tests.fakes.operands import one_thread
 from tests.fakes.plain_host import POISON, make_kernel, run_plan, use_host_kernels
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -22,8 +21,6 @@ def host_kernels(monkeypatch):
     """Run kernels on the CPU; torch divides by a number as it does on GPUs."""
     use_host_kernels(monkeypatch)
     monkeypatch.setattr(quantize, "_divide_by_max", lambda amax: amax * (torch.ones(()) / quantize.FP8_MAX))
-    with one_thread():
-        yield
 
 
 def values(shape, dtype=BF16, seed=0):
@@ -112,6 +109,20 @@ def test_a_torch_that_does_not_saturate_is_followed(monkeypatch):
     wanted = torch.tensor([0x7F, 0xFF, 0x7F, 0xFF, 0x7E, 0xFE, 0x44, 0x7F], dtype=torch.uint8).repeat(128, 16)
     for data, scales in (rows(x, 128, True), blocks(x, 128, True)):
         assert torch.equal(data.view(torch.uint8), wanted) and (scales == 1).all()
+
+
+@pytest.mark.parametrize("ctas, may_start", [(1, True), (512, True), (513, False)])
+def test_products_start_early_behind_casts_that_run_at_once(monkeypatch, ctas, may_start):
+    counts = []
+
+    def get_kernel(*arguments, **constants):
+        launch = make_kernel(*arguments, **constants)
+        return lambda grid, *numbers: counts.append(launch((ctas, 1), *numbers))
+
+    monkeypatch.setattr(cast_kernels, "get_kernel", get_kernel)
+    x = values((5, 512))
+    check(rows(x), quantize.per_token_cast_to_fp8(x, False, 128))
+    assert counts == [256 * ctas if may_start else 0]
 
 
 @pytest.mark.parametrize("sm_count, is_mn_major", [(132, True), (1, False)])
@@ -249,7 +260,7 @@ def test_ends_beyond_the_scales_pack_zeros():
 
 @pytest.mark.parametrize("divisor", [2, 3, 4, 5, 7, 16, 56, 896, 65535, 1 << 20, (1 << 20) + 1, (1 << 31) - 1])
 def test_the_division_of_indices_is_exact(divisor):
-    magic, shift = cast_kernels._divider(divisor)
+    magic, shift = cast_kernels.divider(divisor)
     largest = (1 << 31) - 1
     assert magic < 1 << 32
     for multiple in (0, 1, 2, largest // divisor // 2, largest // divisor):

@@ -12,7 +12,7 @@ from deep_gemm.testing import calc_diff
 
 H, B, R, D = 3, 40, 128, 256
 SIZES = {"b": B, "h": H, "r": R, "d": D, "m": 24, "n": 40, "k": 64}
-BF16_EXPRESSIONS = ("bhr,hdr->bhd", "bhd,hdr->bhr", "bmk,bnk->mn")
+BF16_EXPRESSIONS = ("bhr,hdr->bhd", "bhd,hdr->bhr", "bhd,bhr->hdr", "bmk,bnk->mn")
 FP8_EXPRESSIONS = ("bhr,hdr->bhd", "bhd,hdr->bhr", "bhd,bhr->hdr")
 RECIPES = ((1, 128, 128), (1, 1, 128))
 BLOCK = 128
@@ -149,13 +149,13 @@ def call(expr="bhr,hdr->bhd", a=None, b=None, d=None, **options) -> None:
 @pytest.mark.parametrize(
     "options, error, message",
     [
-        ({"expr": "bhd,bhr->hdr"}, ArgumentError, "expr = 'bhd,bhr->hdr': must be one of 'bhr,hdr->bhd'"),
+        ({"expr": "bhd,bhr->hrd"}, ArgumentError, "expr = 'bhd,bhr->hrd': must be one of 'bhr,hdr->bhd'"),
         ({"expr": 3}, ArgumentError, "expr = 3: must be one of"),
         ({"a": torch.empty(B, H, R)}, DtypeError, "a.dtype = torch.float32: must be torch.bfloat16"),
         ({"d": torch.empty(B, D)}, ShapeError, "d.ndim = 2: must be [m, num_groups, n]"),
         ({"d": torch.empty(H, B, D)}, ShapeError, f"d.shape = [{H}, {B}, {D}]: must be [m, num_groups, n]"),
         ({"a": torch.empty(B, H, R + 64).bfloat16()}, ShapeError, "b.shape"),
-        ({"a": torch.empty(R, H, B).bfloat16().permute(2, 1, 0)}, LayoutError, "a.stride(2)"),
+        ({"a": torch.empty(B, H, 2 * R).bfloat16()[:, :, ::2]}, LayoutError, "a.stride(2)"),
         ({"use_cublaslt": 1}, ArgumentError, "use_cublaslt = 1"),
         ({"c": torch.empty(B, H, D).bfloat16()}, DtypeError, "c.dtype"),
     ],
@@ -163,6 +163,12 @@ def call(expr="bhr,hdr->bhd", a=None, b=None, d=None, **options) -> None:
 def test_wrong_arguments(options, error, message):
     with pytest.raises(error, match=re.escape(message)):
         call(**options)
+
+
+def test_a_may_be_contiguous_along_its_rows():
+    x, y, d = make("rhb", 1).permute(2, 1, 0), make("hdr", 2), torch.empty(shape_of("bhd"))
+    deep_gemm.einsum("bhr,hdr->bhd", x, y, d)
+    assert calc_diff(d, torch.einsum("bhr,hdr->bhd", x.double(), y.double())) < 1e-9
 
 
 def test_a_bf16_sum_takes_no_c():

@@ -20,19 +20,12 @@ from tests.fakes.grouped_operands import (
     make_masked,
     make_output,
 )
-from tests.fakes.operands import one_thread
 
 #: Distance from the FP64 product: one rounding of D and FP32 sums.
 TOLERANCE = {BF16: 2.0**-8, FP32: 2.0**-18}
 KINDS = [("fp8", "1d2d"), ("fp8", "1d1d"), ("bf16", None)]
 K_OPS = [("fp8", "nt"), ("fp8", "tn"), ("bf16", "tn")]
 UNTOUCHED = 77.0
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet_torch():
-    with one_thread():
-        yield
 
 
 @pytest.fixture

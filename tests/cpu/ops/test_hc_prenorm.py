@@ -43,6 +43,21 @@ def test_sizes_of_zero(m, n, k):
     assert torch.equal(d, a.float() @ b.t()) and torch.equal(squares, a.float().square().sum(1))
 
 
+@pytest.mark.parametrize("strides", [(0, N, 1), (N, N, 1), (0, 0, 1)])
+def test_an_empty_d_shares_nothing_whatever_its_strides(strides):
+    a, b = make(0)
+    memory = torch.full((8,), 7.0)
+    deep_gemm.tf32_hc_prenorm_gemm(a, b, memory.as_strided((3, 0, N), strides), torch.empty(3, 0), 3)
+    assert memory.eq(7).all()
+
+
+def test_tensors_of_vmap_are_refused():
+    a, b = make()
+    squares = torch.empty(M)
+    with pytest.raises(ArgumentError, match=rf"of shape \[{M}, {K}\]: has no memory of its own, as within torch.vmap"):
+        torch.vmap(lambda x: deep_gemm.tf32_hc_prenorm_gemm(x, b, torch.empty(M, N), squares))(torch.stack([a, a]))
+
+
 @pytest.mark.parametrize(
     "change, error, message",
     [

@@ -16,6 +16,12 @@ def test_tma_aligned_size(x, element_size, expected):
     assert deep_gemm.get_tma_aligned_size(x, element_size) == expected
 
 
+@pytest.mark.parametrize("element_size", [0, 3, 5, 6, 7, 12, 15, 17, 32])
+def test_sizes_of_no_dtype(element_size):
+    with pytest.raises(ArgumentError, match=f"element_size = {element_size}: must be"):
+        deep_gemm.get_tma_aligned_size(5, element_size)
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (8, 7), (130, 57), (3, 5, 2), (0, 4), (4, 0)])
 def test_mn_major(shape):
     sf = torch.randn(shape)
@@ -101,6 +107,13 @@ HELPERS = {
     ),
     "cast": lambda x: deep_gemm.per_token_cast_to_fp8(x, True, scales="mn_major")[1],
 }
+
+
+@pytest.mark.parametrize("name", HELPERS)
+def test_tensors_of_vmap_have_no_address(name):
+    x = torch.rand(3, 5, 256)
+    found = torch.vmap(HELPERS[name])(x)
+    assert torch.equal(found, torch.stack([HELPERS[name](one) for one in x]))
 
 
 @pytest.mark.parametrize("is_strict", [True, False])

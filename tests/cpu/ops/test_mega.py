@@ -11,7 +11,6 @@ from deep_gemm import quantize
 from deep_gemm.errors import ArgumentError, DtypeError, LayoutError, ShapeError
 from deep_gemm.mega import buffer as memory
 from deep_gemm.mega import dispatch, layer
-from tests.fakes.operands import one_thread
 from tests.gpu.mega_operands import (
     FakeGroup,
     choose,
@@ -28,10 +27,8 @@ EXPERTS, HIDDEN, INTERMEDIATE, TOP_K = 6, 256, 128, 3
 
 
 @pytest.fixture(autouse=True)
-def quiet_torch():
+def seed():
     torch.manual_seed(3)
-    with one_thread():
-        yield
 
 
 def run_layer(num_ranks: int, tokens: list[int], room: int, limit: float | None = None) -> None:
@@ -188,6 +185,11 @@ def make_call() -> dict:
     return {"y": torch.zeros(4, 256, dtype=torch.bfloat16), "l1_weights": l1, "l2_weights": l2, "sym_buffer": buffer}
 
 
+def view_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return four int32 in the memory of a tensor."""
+    return tensor.view(-1).view(torch.uint8)[:16].view(torch.int32)
+
+
 @pytest.mark.parametrize(
     "change, error, message",
     [
@@ -214,6 +216,16 @@ def make_call() -> dict:
         (
             lambda call: {"cumulative_local_expert_recv_stats": torch.zeros(1).int().expand(4)}, LayoutError,
             "must be contiguous",
+        ),
+        *(
+            (lambda call, find=find: {"cumulative_local_expert_recv_stats": view_numbers(find(call))}, LayoutError,
+             f"stats overlaps {name} in memory: they must be separate")
+            for name, find in {
+                "y": lambda call: call["y"],
+                "the buffer": lambda call: call["sym_buffer"].topk_weights,
+                "l1_weights": lambda call: call["l1_weights"][0],
+                "l2_weights": lambda call: call["l2_weights"][1],
+            }.items()
         ),
     ],
 )  # fmt: skip

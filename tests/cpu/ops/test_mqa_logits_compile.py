@@ -7,20 +7,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import deep_gemm
 from deep_gemm.errors import ArgumentError, ShapeError
 from deep_gemm.library import get_op
-from tests.fakes.operands import one_thread
 from tests.gpu.logits_operands import make_paged, make_prefill
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 #: Without test_schema, which multiplies tensors by random numbers: torch cannot multiply FP8.
 CHECKS = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 NAMES = ("fp8_mqa_logits", "fp8_paged_mqa_logits", "get_paged_mqa_logits_metadata")
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    with one_thread():
-        yield
-    torch._dynamo.reset()
 
 
 def score_prefill(q, kv, weights, starts, ends, *sixth, **options):

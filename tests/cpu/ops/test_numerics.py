@@ -7,7 +7,6 @@ import torch
 
 from deep_gemm import _C, numerics
 from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
-from tests.fakes.operands import one_thread
 from tests.gpu import operands as suite
 from tests.gpu.variants import Variant
 from tuner.measure import operands
@@ -19,10 +18,8 @@ K_GROUPED = "k_grouped_fp8_gemm_contiguous"
 
 
 @pytest.fixture(autouse=True)
-def small_and_quiet(monkeypatch):
+def small_pools(monkeypatch):
     monkeypatch.setattr(operands, "MIN_POOL_BYTES", 1 << 16)
-    with one_thread():
-        yield
 
 
 def make_checked(problem, groups=None) -> tuple[Reference, CheckedOutput]:

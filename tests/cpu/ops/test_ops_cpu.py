@@ -7,7 +7,7 @@ import deep_gemm
 from deep_gemm import reference
 from deep_gemm.testing import calc_diff
 from deep_gemm.testing.bench import kernel_seconds
-from tests.fakes.operands import count_wrong, make_operands, make_output, make_reference, one_thread
+from tests.fakes.operands import count_wrong, make_operands, make_output, make_reference
 
 SHAPES = [
     (1, 1, 1),
@@ -19,12 +19,6 @@ SHAPES = [
     (33, 520, 900),
     (2, 96, 2064),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet_torch():
-    with one_thread():
-        yield
 
 
 def run(a, scale_a, b, scale_b, d=None, **options):

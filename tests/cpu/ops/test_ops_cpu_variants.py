@@ -11,7 +11,7 @@ import torch
 import deep_gemm
 from deep_gemm import errors
 from deep_gemm.testing import calc_diff
-from tests.fakes.operands import align, one_thread
+from tests.fakes.operands import align
 
 FP8, BF16, FP32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
 LAYOUTS = ("nt", "nn", "tn", "tt")
@@ -19,12 +19,6 @@ RECIPES = {"1d2d": (1, 128, 128), "1d1d": (1, 1, 128), "per_row": None}
 SHAPES = [(1, 8, 16), (33, 264, 400), (64, 130, 144)]
 #: Distance from the FP64 product: one rounding of D and FP32 sums.
 TOLERANCE = {BF16: 2.0**-8, FP32: 2.0**-18}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet_torch():
-    with one_thread():
-        yield
 
 
 @dataclass
@@ -252,6 +246,11 @@ def test_the_vendor_product_refuses_what_it_would_get_wrong():
         deep_gemm.cublaslt_gemm_nt(a, b[None], d)
     with pytest.raises(errors.ArgumentError, match="must be a torch.Tensor"):
         deep_gemm.cublaslt_gemm_nt((a, b), b, d)
+    for given in ((d,), (d, b)):
+        with pytest.raises(errors.ArgumentError, match=r"of shape \[16, 16\]: has no memory of its own"):
+            torch.vmap(lambda x, given=given: deep_gemm.cublaslt_gemm_nn(a, x, *given))(torch.stack([b, b]))
+    with pytest.raises(errors.ArgumentError, match="has no memory of its own, as within torch.vmap"):
+        torch.vmap(lambda x: deep_gemm.cublaslt_gemm_nn(a, b, d, x))(torch.stack([b, b]))
     assert torch.equal(d, torch.ones_like(d))
     deep_gemm.cublaslt_gemm_nn(a, b, d, d)
     assert torch.equal(d, torch.full_like(d, 17.0))

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import deep_gemm
-from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
+from deep_gemm import utils
+from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from deep_gemm.utils import layout
 
 G, MN, STEPS = 3, 37, 6
@@ -233,6 +234,66 @@ def test_fp8_with_packed_scales(shape, gran_k):
     assert torch.equal(data.view(torch.uint8), same.view(torch.uint8))
     assert words.dtype == torch.int32 and words.shape == (*shape[:-1], 1)
     assert as_words(words.flatten(0, -2)) == pack(scales.flatten(0, -2))
+
+
+@pytest.mark.parametrize(
+    "shape, gran_k", [((5, 512), 128), ((3, 5, 230), 64), ((4, 96), 128), ((2, 7), 1), ((0, 64), 32)]
+)
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+def test_fp8_casts_back(shape, gran_k, use_ue8m0):
+    x = torch.randn(shape)
+    data, scales = deep_gemm.per_token_cast_to_fp8(x, use_ue8m0, gran_k)
+    back = utils.math.cast_back_from_fp8(data, scales, gran_k)
+    of_column = [column // gran_k for column in range(shape[-1])]
+    assert back.dtype == torch.float32 and torch.equal(back, data.float() * scales[..., of_column])
+    assert ((back - x).abs() <= x.abs() / 16 + scales[..., of_column] * 2.0**-10).all()
+
+
+@pytest.mark.parametrize("gran_k, num_words", [(128, 1), (128, 2), (32, 4)])
+def test_fp8_casts_back_by_packed_scales(gran_k, num_words):
+    data, words = deep_gemm.per_token_cast_to_fp8(torch.randn(5, 512), True, gran_k, True)
+    scales = utils.unpack_ue8m0_from_int(words)
+    wider = torch.zeros(5, num_words, dtype=torch.int32)
+    wider[:, : words.shape[1]] = words
+    back = utils.cast_back_from_fp8(data, wider, gran_k, use_packed_ue8m0=True)
+    assert torch.equal(back, deep_gemm.cast_back_from_fp8(data, scales, gran_k))
+
+
+def test_fp8_casts_back_at_any_strides():
+    data, scales = deep_gemm.per_token_cast_to_fp8(torch.randn(6, 256), False, scales="mn_major")
+    mirrored = data.T.contiguous().T
+    assert torch.equal(
+        deep_gemm.cast_back_from_fp8(mirrored, scales), deep_gemm.cast_back_from_fp8(data, scales.contiguous())
+    )
+
+
+FP8_DATA = torch.ones(2, 8).to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(
+    "data, sf, options, error, message",
+    [
+        (
+            torch.ones(2, 8),
+            torch.ones(2, 1),
+            {},
+            DtypeError,
+            "x_fp8.dtype = torch.float32: must be torch.float8_e4m3fn",
+        ),
+        (FP8_DATA[0], torch.ones(1), {}, ShapeError, "x_fp8.ndim = 1"),
+        (FP8_DATA, torch.ones(3, 1), {}, ShapeError, r"sf: scales \[3, 1\], but x_fp8 needs \[2, 1\]"),
+        (FP8_DATA, torch.ones(2, 1), {"gran_k": 4}, ShapeError, r"needs \[2, 2\]"),
+        (FP8_DATA, torch.ones(2), {}, ShapeError, r"sf: scales \[2\]"),
+        (FP8_DATA, torch.ones(2, 1).int(), {}, DtypeError, "sf.dtype = torch.int32"),
+        (FP8_DATA, torch.ones(2, 1), {"use_packed_ue8m0": True}, DtypeError, "packed.dtype = torch.float32"),
+        (FP8_DATA, torch.ones(2, 1), {"use_packed_ue8m0": "no"}, ArgumentError, "use_packed_ue8m0 = .no"),
+        (FP8_DATA, torch.ones(2, 1), {"gran_k": 0}, ArgumentError, "gran_k = 0"),
+        (FP8_DATA, torch.ones(2, 1, device="meta"), {}, DeviceError, "sf.device = meta: x_fp8 is on cpu"),
+    ],
+)
+def test_what_cannot_be_cast_back(data, sf, options, error, message):
+    with pytest.raises(error, match=message):
+        deep_gemm.cast_back_from_fp8(data, sf, **options)
 
 
 def test_a_packed_matrix_is_transposed_by_its_numbers():

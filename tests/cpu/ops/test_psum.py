@@ -10,18 +10,11 @@ from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
 from deep_gemm.quantize import align
 from deep_gemm.testing import calc_diff
 from tests.fakes.grouped_operands import FP32, RECIPES, make_contiguous, make_k_grouped, make_output, spoil
-from tests.fakes.operands import one_thread
 
 KINDS = [("fp8", "1d2d"), ("fp8", "1d1d"), ("bf16", None)]
 K_OPS = [("fp8", "nt"), ("fp8", "tn"), ("bf16", "tn")]
 UNTOUCHED = 77.0
 ROWS = ([1], [5, 0, 130, 128], [0, 256, 0, 0, 1], [0, 0])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet_torch():
-    with one_thread():
-        yield
 
 
 def make_ends(sizes: list[int], alignment: int = 128, is_aligned: bool = True) -> torch.Tensor:

@@ -9,17 +9,10 @@ import torch
 
 import deep_gemm
 from deep_gemm import utils
-from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
+from deep_gemm.errors import ArgumentError, DtypeError, LayoutError, ShapeError
 from deep_gemm.quantize import round_up_to_power_of_two
-from tests.fakes.operands import one_thread
 
 FP8 = torch.float8_e4m3fn
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet_torch():
-    with one_thread():
-        yield
 
 
 def check_group(x, data, scale, use_ue8m0):
@@ -301,6 +294,16 @@ def test_a_limited_swiglu_in_a_graph():
 def test_a_mask_has_a_number_for_each_group(name, shape, groups):
     with pytest.raises(ShapeError, match="masked_m.shape"):
         getattr(deep_gemm, name)(torch.zeros(shape), False, masked_m=torch.ones(groups, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("name", ["per_token_cast_to_fp8", "swiglu_per_token_cast_to_fp8"])
+def test_a_mask_is_contiguous_int32(name):
+    x, masked_m = torch.zeros(2, 4, 256), torch.tensor([3, 0, 4, 0], dtype=torch.int32)
+    with pytest.raises(LayoutError, match=r"masked_m.stride\(\) = \(2,\): .* pass masked_m.contiguous\(\)"):
+        getattr(deep_gemm, name)(x, False, masked_m=masked_m[::2])
+    getattr(deep_gemm, name)(x, False, masked_m=masked_m[::2].contiguous())
+    with pytest.raises(DtypeError, match=r"masked_m.dtype = torch.int64: .* convert it with .int\(\)"):
+        getattr(deep_gemm, name)(x, False, masked_m=masked_m[:2].long())
 
 
 @pytest.mark.parametrize("cast", [deep_gemm.per_block_cast_to_fp8, deep_gemm.per_token_cast_to_fp8])

@@ -104,8 +104,10 @@ def test_a_variable_is_ignored_during_a_call(holds, monkeypatch):
     assert os.environ["DG_SOMETHING"] == "7"
 
 
-def test_a_kernel_that_did_not_run_takes_no_time(monkeypatch):
-    """Here without a GPU: the profiler sees no kernel at all, as for a name that no kernel has."""
+@pytest.fixture
+def calls(monkeypatch):
+    """Give bench_kineto a profiler that sees no kernel, as here without a GPU; returns what is called, in order."""
+    calls = []
 
     class Profiler:
         def __init__(self, **options):
@@ -120,16 +122,27 @@ def test_a_kernel_that_did_not_run_takes_no_time(monkeypatch):
         def step(self):
             pass
 
-    calls = []
-    module = importlib.import_module("deep_gemm.testing.bench")
+        def export_chrome_trace(self, path):
+            calls.append(f"trace {path}")
+
     monkeypatch.setattr(torch.profiler, "profile", Profiler)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: calls.append("sleep"))
-    monkeypatch.setattr(module, "_make_flush_buffer", lambda: torch.zeros(4))
+    monkeypatch.setattr(importlib.import_module("deep_gemm.testing.bench"), "_make_flush_buffer", lambda: torch.ones(4))
+    return calls
+
+
+def test_a_kernel_that_did_not_run_takes_no_time(calls):
     options = {"suppress_kineto_output": True, "barrier": lambda: calls.append("barrier")}
-    assert module.bench_kineto(lambda: calls.append("fn"), ("gemm", "x"), num_tests=2, **options) == (0.0, 0.0)
+    assert bench_kineto(lambda: calls.append("fn"), ("gemm", "x"), num_tests=2, **options) == (0.0, 0.0)
     assert calls == ["sleep", "barrier", "fn"] * 4
+
+
+@pytest.mark.parametrize("path", [None, "trace.json"])
+def test_a_trace_is_written_after_all_calls_where_one_is_asked_for(calls, path):
+    assert bench_kineto(lambda: calls.append("fn"), "gemm", num_tests=1, trace_path=path) == 0.0
+    assert calls == ["fn", "fn", *(["trace trace.json"] if path else [])]
 
 
 def gather(rank: int, port: int) -> None:

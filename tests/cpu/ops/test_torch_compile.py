@@ -15,8 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import deep_gemm
 from deep_gemm import _C, errors, tracing
 from tests.fakes.grouped_operands import OPS
-from tests.fakes.operands import align, make_operands, one_thread
+from tests.fakes.operands import align, make_operands
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 ROOT = Path(__file__).parents[3]
 BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 LAYOUTS = ("nt", "nn", "tn", "tt")
@@ -33,14 +34,6 @@ def backends_of(names: list[str], *both: str) -> Iterator:
     for name in names:
         yield name, "aot_eager"
         yield pytest.param(name, "eager", marks=() if name in both else pytest.mark.full)
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    with one_thread():
-        yield
-    torch._dynamo.reset()
 
 
 def lay_out(matrix: torch.Tensor, is_transposed: bool) -> torch.Tensor:

@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import deep_gemm
 from deep_gemm import errors, ops, stand_ins
 from tests.fakes.grouped_operands import BF16, FP32, OPS, make_call, make_output
-from tests.fakes.operands import one_thread
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 K_OPS = [name for name in OPS if name.startswith("k_")]
 MASKED_OPS = [name for name in OPS if name.endswith("masked")]
 #: One op of each grouping; what is the same for every op of a grouping is tried on the others with --full.
@@ -25,14 +25,6 @@ def on_all_or_some(first: object, second: object) -> list:
     """Return (name, value): `first` for every op, `second` for SOME and with --full for the others."""
     marks = {name: () if name in SOME else pytest.mark.full for name in OPS}
     return [(name, first) for name in OPS] + [pytest.param(name, second, marks=marks[name]) for name in OPS]
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    with one_thread():
-        yield
-    torch._dynamo.reset()
 
 
 def op_of(name: str):

@@ -10,7 +10,6 @@ from deep_gemm.nn import Fp8Experts, Fp8Linear, quantize_
 from deep_gemm.testing import calc_diff
 from examples import deepseek
 from examples.deepseek import TINY
-from tests.fakes.operands import one_thread
 
 #: Without experts, whose products are in BF16: all of it in FP32.
 DENSE = TINY._replace(dense_layers=TINY.layers)
@@ -19,8 +18,8 @@ BASE = 500_000.0
 
 
 @pytest.fixture(autouse=True)
-def quiet_torch():
-    with one_thread(), torch.no_grad():
+def without_gradients():
+    with torch.no_grad():
         yield
 
 

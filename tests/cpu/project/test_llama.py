@@ -9,13 +9,6 @@ import torch
 from deep_gemm.nn import Fp8Experts, Fp8Linear, quantize_
 from deep_gemm.testing import calc_diff
 from examples import experts, llama, train_llama
-from tests.fakes.operands import one_thread
-
-
-@pytest.fixture(autouse=True)
-def quiet_torch():
-    with one_thread():
-        yield
 
 
 def make_plain(name: str, sizes: llama.Sizes) -> torch.nn.Module:

@@ -11,7 +11,6 @@ import torch
 import deep_gemm
 from examples import moe_layer
 from examples.moe_layer import Sizes, get_worst_diff, make_layer, place_contiguous, place_masked, run_grouped, run_loop
-from tests.fakes.operands import one_thread
 
 SIZES = Sizes(hidden=144, intermediate=80, experts=5, top_k=2, prefill_tokens=7, decode_tokens=3)
 FORMS = [place_contiguous, place_masked]
@@ -21,8 +20,6 @@ ROUTING = torch.tensor([[3, 0], [3, 1], [0, 3], [3, 0]])  # experts 2 and 4 get 
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(5)
-    with one_thread():
-        yield
 
 
 def widen(weights) -> torch.Tensor:

@@ -8,15 +8,9 @@ import torch
 
 import deep_gemm
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
-from tests.fakes.operands import make_fp8, make_operands, make_output, one_thread
+from tests.fakes.operands import make_fp8, make_operands, make_output
 
 M, N, K = 20, 264, 272
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet_torch():
-    with one_thread():
-        yield
 
 
 class Wrapper(torch.Tensor):

@@ -5,18 +5,11 @@ import torch
 
 import deep_gemm
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
-from tests.fakes.operands import one_thread
 
 FP8, BF16, FP32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
 M, N, K = 24, 272, 400  # as columns of memory they have 16-byte pitches in BF16, N and K in FP8, too
 LAYOUTS = ("nt", "nn", "tn", "tt")
 OPS = [f"{kind}_gemm_{layout}" for kind in ("fp8", "bf16") for layout in LAYOUTS] + ["fp8_gemm_nt_skip_head_mid"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet_torch():
-    with one_thread():
-        yield
 
 
 def matrix(rows, columns, dtype=BF16, pitch=None, offset=0):

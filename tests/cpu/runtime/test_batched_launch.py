@@ -10,7 +10,7 @@ import pytest
 
 import deep_gemm
 from deep_gemm import _C
-from tests.fakes import stub_driver
+from deep_gemm.jit.plain_kernels import plain_symbol
 from tests.fakes.grouped_calls import record
 from tests.fakes.stub_driver import read_group_params, read_params, select
 from tests.fakes.stub_operands import SCALE_A, SCALE_B, A, B, C, D, view
@@ -24,12 +24,6 @@ ORDERS = {
     "bhd,bhr->hdr": ("bhd", "bhr", "hdr"),
 }
 SIZES = {"h": H, "b": TOKENS, "r": R, "d": WIDTH}
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
-        yield stub
 
 
 def contiguous(address: int, shape: tuple, dtype: str):
@@ -96,6 +90,28 @@ def test_maps_have_the_strides_of_the_caller(driver, expr):
     params, groups = read_params(launch), read_group_params(launch)
     assert params["d_stride_m"] == H * n and groups["d_stride_group"] == n and groups["num_groups"] == H
     assert d is None or (d["pitch"], d["group_pitch"]) == (2 * H * n, 2 * n)
+
+
+def call_gradient(onto: str):
+    a, b, d = ORDERS["bhd,bhr->hdr"]
+    x, y = contiguous(A, shape_of(a), BF16), contiguous(B, shape_of(b), BF16)
+    out = contiguous(D, shape_of(d), FP32)
+    c = {"nothing": None, "d": out, "c": contiguous(C, shape_of(d), FP32)}[onto]
+    deep_gemm.einsum("bhd,bhr->hdr", x, y, out, c, stream=7)
+
+
+@pytest.mark.parametrize("onto, c_mode", [("nothing", "none"), ("d", "accumulate"), ("c", "general")])
+def test_a_gradient_reads_both_operands_where_they_lie(driver, onto, c_mode):
+    (planned, memory, *_), events = driver.call(record, call_gradient, onto)
+    (launch,) = get_kernels(events)
+    a, b = (read_maps(events)[number] for number in launch["maps"][:2])
+    assert planned[0]["op"] == "batched_bf16_gemm" and planned[0]["num_groups"] == H and not memory
+    assert (planned[0]["m"], planned[0]["n"], planned[0]["k"]) == (WIDTH, R, TOKENS)
+    assert (planned[0]["a_major"], planned[0]["b_major"], planned[0]["c_mode"]) == ("mn", "mn", c_mode)
+    for found, address, rows in ((a, A, WIDTH), (b, B, R)):
+        assert (found["address"], found["dims"][:2], found["groups"]) == (address, [rows, TOKENS], H)
+        assert (found["pitch"], found["group_pitch"]) == (2 * H * rows, 2 * rows) and found["box"][:2] == [64, 64]
+    assert read_params(launch)["d_stride_m"] == R and read_group_params(launch)["d_stride_group"] == R * WIDTH
 
 
 @pytest.mark.parametrize("expr, tokens, copies", [
@@ -171,7 +187,7 @@ def test_a_small_sum_is_one_launch(driver, dtype, c):
     (planned, memory, *_), events = driver.call(record, call_sum, 32, 64, 128, 128, dtype, c, arguments=14)
     (launch,) = get_kernels(events)
     loaded = {event["name"] for event in select(events, "LibraryGetKernel")}
-    assert not planned and not memory and loaded <= {"deep_gemm_sum_products"}
+    assert not planned and not memory and loaded <= {plain_symbol("sum_products")}
     assert (launch["grid"], launch["block"][0], launch["smem"]) == ([8, 4, 2], 256, 0)
     pitches = [64 * 128, 128, 128 * 128, 128, 128 if c else 0, 128]
     assert launch["plain"][:10] == [A, B, {None: 0, "c": C, "d": D}[c], D, *pitches]

@@ -3,15 +3,8 @@
 import pytest
 
 from deep_gemm import _C
-from tests.fakes import stub_driver
 from tests.fakes.stub_driver import load_kernel, select
 from tests.fakes.stub_operands import make_variant
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
-        yield stub
 
 
 def launch(op, n, fields):

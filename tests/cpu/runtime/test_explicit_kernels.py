@@ -6,18 +6,12 @@ import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import ArgumentError, DeviceError, LaunchError, ShapeError
 from tests.fakes import stub_driver, stub_operands
-from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, MASKED, make_grouped
+from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, MASKED, WITH_ENDS, make_grouped
 from tests.fakes.stub_driver import load_kernel, select
 from tests.fakes.stub_operands import make_grouped_variant, make_variant
 
 M, N, K = 40, 256, 512
 FP8, BF16 = "m_grouped_fp8_gemm_contiguous", "m_grouped_bf16_gemm_masked"
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
-        yield stub
 
 
 # Dense kernels.
@@ -156,6 +150,34 @@ def test_an_explicit_kernel_must_fit_the_alignment(driver):
     ):
         driver.call(launch_changed, problem, config, {}, (256, 256, 512, 2), 64)
     _, events = driver.call(launch_changed, problem, config, {}, (256, 256, 512, 2), 384)
+    assert len(select(events, "LaunchKernelEx")) == 1
+
+
+TOKENS = {"block_n": 64, "swap_ab": 1}
+
+
+def launch_two_tiles(alignment, first, second):
+    """Launch a kernel of two tiles of groups with ends that was loaded for an alignment of 384."""
+    problem = _C.Problem(WITH_ENDS[FP8], 1536, 512, 1024, num_groups=4, alignment=384)
+    positional, options = make_grouped_variant(problem, 1536, 512, 1024, 4)
+    options["groups"] = stub_operands.view(stub_operands.GROUPS, (4,), (1,), "int32")
+    deep_gemm.set_mk_alignment_for_contiguous_layout(alignment)
+    try:
+        tiles = _C.Config(**first), 0, _C.Config(**second)
+        _C.Kernel(b"cubin of the stub", f"deep_gemm_{problem.op}", problem, *tiles).launch(*positional, **options)
+    finally:
+        deep_gemm.set_mk_alignment_for_contiguous_layout(128)
+
+
+def test_the_second_tile_must_fit_the_alignment_too(driver):
+    """Tiles of 24 rows in groups aligned to 128 ran into the next group."""
+    plain = {"block_m": 64, "block_n": 128, "num_stages": 4}
+    wide, few, least = (TOKENS | {"block_m": m, "num_stages": s} for m, s in ((24, 12), (16, 8), (8, 8)))
+    with pytest.raises(ArgumentError, match="24x64x128 .*block_m = 24 rows do not divide"):
+        driver.call(launch_two_tiles, 128, plain, wide)
+    with pytest.raises(ArgumentError, match="alignment = 16.*rows so few"):
+        driver.call(launch_two_tiles, 16, few, least)
+    _, events = driver.call(launch_two_tiles, 384, plain, wide)
     assert len(select(events, "LaunchKernelEx")) == 1
 
 

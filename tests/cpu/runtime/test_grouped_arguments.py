@@ -36,13 +36,6 @@ from tests.fakes.grouped_arguments import (
     ones,
 )
 from tests.fakes.grouped_operands import OPS
-from tests.fakes.operands import one_thread
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet_torch():
-    with one_thread():
-        yield
 
 
 @pytest.mark.parametrize("op", OPS)

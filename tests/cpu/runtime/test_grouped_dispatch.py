@@ -30,13 +30,6 @@ from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, MASKED, make_gro
 from tests.fakes.stub_driver import read_group_params, read_params, select
 from tests.fakes.stub_operands import GROUPS, view
 
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
-        yield stub
-
-
 # Problems.
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from deep_gemm import _C, stream
 from deep_gemm.errors import ShapeError
-from tests.fakes import stub_driver, stub_operands
+from tests.fakes import stub_operands
 from tests.fakes.bands import Walk
 from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, MASKED, make_grouped, make_grouped_variants
 from tests.fakes.stub_driver import load_kernel, read_group_params, read_params, select
@@ -15,12 +15,6 @@ NO_MAP = 0
 FP8, BF16 = "m_grouped_fp8_gemm_contiguous", "m_grouped_bf16_gemm_masked"
 #: m, n, k (of all groups together where they divide it) and groups.
 SHAPES = [(1, 8, 128, 1), (3, 16, 256, 2), (128, 256, 512, 4), (300, 504, 1024, 5)]
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
-        yield stub
 
 
 def choose_configs(problem, device) -> list:

@@ -28,14 +28,6 @@ from tests.fakes.grouped_arguments import (
     ones,
 )
 from tests.fakes.grouped_operands import OPS
-from tests.fakes.operands import one_thread
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet_torch():
-    with one_thread():
-        yield
-
 
 # Overlap.
 

@@ -1,6 +1,8 @@
 """Loading and launching against the stub driver: devices, contexts, streams, capture, and every driver error."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -10,12 +12,6 @@ from tests.fakes import stub_driver
 from tests.fakes.stub_driver import FP8_PROBLEM, load_kernel, make_operands, run_op, select, use_fake_build
 
 CONFIG = _C.Config(128, 112, 4, cluster_m=2)
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
-        yield stub
 
 
 # Devices.
@@ -257,3 +253,27 @@ def test_drivers_that_do_not_serve(fresh_driver, settings, message):
 
 def test_a_driver_that_serves_after_all(fresh_driver):
     assert fresh_driver.call(_C.get_driver_version)[0] == 13000
+
+
+#: Three threads that launch without end; the interpreter ends while they wait for the GIL.
+ENDLESS = """
+import threading, time
+from tests.fakes.stub_driver import make_operands, run_op, use_fake_build
+use_fake_build()
+run_op(64, 128, 128)
+def launch():
+    while True:
+        run_op(64, 128, 128)
+for _ in range(3):
+    threading.Thread(target=launch, daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+def test_the_interpreter_may_end_while_threads_launch(tmp_path):
+    """Python unwinds threads that ask for the GIL then; a destructor that is unwound ends the process by an abort."""
+    variables = {"LD_LIBRARY_PATH": str(stub_driver.build_stubs()), "FAKE_CUDA_LOG": str(tmp_path / "log")}
+    for _ in range(3):
+        command = [sys.executable, "-c", ENDLESS]
+        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -19,12 +19,6 @@ M, N, K = 40, 256, 512
 COPY = 1 << 46
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
-        yield stub
-
-
 # Problems.
 
 

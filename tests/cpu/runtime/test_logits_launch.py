@@ -7,7 +7,6 @@ import torch
 
 from deep_gemm import _C, stream
 from deep_gemm.errors import ArgumentError
-from tests.fakes import stub_driver
 from tests.fakes.cuda_tensors import make_tensor, use_fakes
 from tests.fakes.stub_driver import load_kernel, select
 
@@ -18,12 +17,6 @@ PARAMS = struct.Struct("<QQQQQqqqIIIIII8x")
 NAMES = ("first", "second", "schedule", "unused", "out", "out_pitch", "lengths_stride", "table_stride", "num_tokens",
          "columns", "num_kv", "num_slots", "flags", "zero")  # fmt: skip
 UINT8_TYPE, FLOAT_TYPE = 0, 7
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
-        yield stub
 
 
 def view(address: int, dtype: str, *shape: int, pitch: int = 0) -> "_C.TensorView":

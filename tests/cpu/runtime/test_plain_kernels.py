@@ -6,9 +6,10 @@ import pytest
 
 from deep_gemm import _C
 from deep_gemm.errors import ArgumentError, DeviceError, LaunchError, ProblemError
+from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit import build, hashing
-from deep_gemm.jit.plain_kernels import PLAIN_KERNELS, TRANSPOSE_KERNEL, plain_source, plain_symbol
-from tests.fakes import stub_driver
+from deep_gemm.jit.generator import kernel_name
+from deep_gemm.jit.plain_kernels import PLAIN_KERNELS, plain_source, plain_symbol
 from tests.fakes.stub_driver import matrix, select
 
 IN, OUT = 1 << 40, 1 << 41
@@ -17,15 +18,32 @@ OPERANDS = ("in", 0), ("out", 0)
 NUMBERS = (1 << 40, -1, 16, 16, 3, 16, 1, *[0] * 9)
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
-        yield stub
-
-
 def test_the_hash_of_the_transposing_pass_is_the_recorded_one():
     """The measurements of FP8 products of other layouts hold for this kernel only."""
-    assert hashing.kernel_hash(TRANSPOSE_KERNEL).startswith("7ae1c3dd7a2d010e")
+    assert hashing.kernel_hash(hashing.name_plain("transpose_fp8")).startswith("7ae1c3dd7a2d010e")
+
+
+def test_symbols_say_what_multiplies():
+    """Callers time kernels by parts of their symbols: "gemm" is a product, and no pass before or behind one."""
+    symbols = {name: plain_symbol(name) for name in PLAIN_KERNELS}
+    products = {"sum_products", "hc_prenorm"}
+    # mqa_metadata.cuh names its kernel by itself; that comes with no product.
+    assert {name for name, symbol in symbols.items() if "gemm" in symbol} == {*products, "mqa_metadata"}
+    every = [*symbols.values(), *map(kernel_name, OP_KINDS)]
+    assert [symbol for symbol in every if "tf32_hc_prenorm_gemm" in symbol] == [symbols["hc_prenorm"]]
+    assert len(set(every)) == len(every) and all("gemm_" in kernel_name(op) for op in OP_KINDS)
+
+
+@pytest.mark.parametrize("name", sorted(PLAIN_KERNELS))
+def test_the_source_defines_the_symbol_and_the_hash_leaves_it_out(monkeypatch, name):
+    source = plain_source(name, dict.fromkeys(PLAIN_KERNELS[name].constants, 1))
+    headers = hashing.get_included_headers(source).values()
+    assert sum(f"\n{plain_symbol(name)}(" in text for text in (source, *headers)) == 1
+    called = hashing.name_plain(name)
+    before = hashing.kernel_hash.__wrapped__(called)
+    if PLAIN_KERNELS[name].source is None:
+        monkeypatch.setitem(PLAIN_KERNELS, name, PLAIN_KERNELS[name]._replace(symbol="deep_another"))
+    assert hashing.kernel_hash.__wrapped__(called) == before
 
 
 def test_unknown_kernels_and_constants_are_refused():

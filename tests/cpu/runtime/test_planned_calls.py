@@ -13,25 +13,17 @@ import deep_gemm
 from deep_gemm import _C, planned, quantize, stream, warm_up
 from deep_gemm.errors import ArgumentError
 from deep_gemm.jit import build
-from deep_gemm.jit.plain_kernels import PLAIN_KERNELS
-from deep_gemm.nn import products, swiglu
+from deep_gemm.jit.plain_kernels import PLAIN_KERNELS, plain_symbol
+from deep_gemm.nn import products, routing, swiglu
 from tests.fakes import stub_driver
 from tests.fakes.compiler import install_counting_nvcc, read_compiled
-from tests.fakes.cuda_tensors import STREAM, make_tensor, use_fakes
+from tests.fakes.cuda_tensors import STREAM, make_tensor, needs_exchange, use_fakes
 from tests.fakes.stub_driver import select
 
 BF16, FP8, FP32, INT32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32
 A, B, C, D = (1 << 40, 1 << 41, 1 << 42, 1 << 43)
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no exchange API of DLPack"
-)
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
-        yield stub
+pytestmark = needs_exchange
 
 
 def call_transposes(shapes: list[tuple], options: list[tuple]) -> tuple[list, list, list]:
@@ -235,6 +227,8 @@ def cast_calls() -> dict:
     long_a, long_b = make_tensor(A, (64, 65536), BF16), make_tensor(B, (24, 65536), FP32)
     s, t = make_tensor(A, (64, 64, 128), BF16), make_tensor(B, (64, 128, 128), BF16)
     long_s, long_t = make_tensor(A, (99, 64, 128), BF16), make_tensor(B, (99, 128, 128), BF16)
+    choices, gates = make_tensor(A, (128, 6), torch.int32), make_tensor(B, (128, 3), FP32)
+    wide = make_tensor(D, (500, 256), BF16)
     group_sf, ends = make_tensor(A, (10, 256), FP32), make_tensor(C, (4,), torch.int32)
     pack_groups = deep_gemm.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor
     return {
@@ -247,6 +241,8 @@ def cast_calls() -> dict:
         "per_custom_dims": (lambda: quantize.per_custom_dims_cast_to_fp8(half, [0], False), 2, 1),
         "padded": (lambda: products._padded_cast(few), 2, 1),
         "swiglu_grad": (lambda: swiglu._differentiate(x, half, True), 2, 1),
+        "spread": (lambda: routing._spread(x, choices, None, wide), 0, 1),
+        "combine": (lambda: routing._combine(wide, choices, gates), 1, 1),
         "layout": (lambda: deep_gemm.get_mn_major_tma_aligned_tensor(sf), 1, 1),
         "packing": (lambda: deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor(sf), 1, 1),
         "packing of groups": (lambda: pack_groups(group_sf, ends, use_psum_layout=True), 1, 1),
@@ -320,6 +316,8 @@ EXPECTED = {
     "per_custom_dims": [("torch.float8_e4m3fn", (128, 128), (128, 1)), ("torch.float32", (128,), (1,))],
     "padded": [("torch.float8_e4m3fn", (128, 256), (256, 1)), ("torch.float32", (1, 256), (256, 1))],
     "swiglu_grad": [("torch.bfloat16", (128, 256), (256, 1)), ("torch.bfloat16", (128, 128), (128, 1))],
+    "spread": [],
+    "combine": [("torch.bfloat16", (128, 256), (256, 1))],
     "layout": [("torch.float32", (128, 2), (1, 128))],
     "packing": [("torch.int32", (128, 1), (1, 128))],
     "packing of groups": [("torch.int32", (5, 256), (256, 1))],
@@ -355,7 +353,7 @@ def test_compile_mode_loads_the_kernels_and_launches_nothing(tmp_path):
         found, events = fresh.call(run_package, True)
     loaded = {event["name"] for event in select(events, "LibraryGetKernel")}
     assert not select(events, "LaunchKernelEx") and not select(events, "MemsetD2D8Async")
-    plain = {f"deep_gemm_{name}" for name in PLAIN_KERNELS if not name.startswith(("transpose", "mega"))}
+    plain = {plain_symbol(name) for name in PLAIN_KERNELS if not name.startswith(("transpose", "mega"))}
     assert plain | {"deep_gemm_summed_bf16_gemm"} <= loaded
     assert {name: results for name, (_, results) in found.items()} == EXPECTED
 

@@ -21,12 +21,6 @@ from tests.fakes.stub_driver import select, use_fake_build
 SIZES = {"op": "m_grouped_bf16_gemm_nt_masked", "m": 1024, "n": 4096, "k": 4096, "num_groups": 1, "expected_m": 512}
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
-        yield stub
-
-
 def make_problem(num_groups=1):
     return make_grouped(MASKED[1], 1024, 4096, 4096, num_groups, expected_m=512)
 

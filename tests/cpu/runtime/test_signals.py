@@ -9,23 +9,15 @@ import deep_gemm
 from deep_gemm import _C, plan
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ProblemError, ShapeError
 from deep_gemm.jit import generator
-from tests.fakes import stub_driver
 from tests.fakes.grouped_arguments import BF16_MASKED, CONTIGUOUS, MASKED, G, M, N, call, cut, expect, int32, ones
 from tests.fakes.grouped_calls import call_masked
 from tests.fakes.grouped_variants import MASKED as MASKED_KINDS
 from tests.fakes.grouped_variants import make_grouped
-from tests.fakes.operands import one_thread
 from tests.fakes.stub_driver import read_group_params, select, use_fake_build
 from tests.fakes.stub_operands import view
 
 BLOCKS, THRESHOLD = M // 64, N
 SIGNAL = 3 << 46
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet_torch():
-    with one_thread():
-        yield
 
 
 def make_signal(*shape):
@@ -168,12 +160,6 @@ def test_a_source_with_signals_has_their_epilogue():
 
 
 # Launches.
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
-        yield stub
 
 
 def describe_signal(count=64):

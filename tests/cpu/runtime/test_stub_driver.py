@@ -6,7 +6,6 @@ import struct
 import pytest
 
 from deep_gemm import _C
-from tests.fakes import stub_driver
 from tests.fakes.stub_driver import load_kernel, make_operands, matrix, select
 
 INVALID_VALUE = 1
@@ -24,12 +23,6 @@ UNFIT = [
     (GRID, BLOCK, SHARED, 16),
     (GRID, BLOCK, 232_449, 1),
 ]
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
-        yield stub
 
 
 def get_entry(name: bytes):

@@ -6,7 +6,7 @@ import pytest
 
 from deep_gemm import _C
 from deep_gemm.errors import ShapeError
-from tests.fakes import stub_driver, stub_operands
+from tests.fakes import stub_operands
 from tests.fakes.bands import Walk
 from tests.fakes.stub_driver import load_kernel, read_params, select
 from tests.fakes.stub_operands import ELEMENT, pitch_of
@@ -38,12 +38,6 @@ def make_problem(fields: dict, m=1, n=1, k=1) -> "_C.Problem":
 
 def describe(fields: dict) -> str:
     return "-".join(fields.values())
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
-        yield stub
 
 
 def choose_configs(problem, device) -> list:

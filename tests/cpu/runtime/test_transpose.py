@@ -87,14 +87,14 @@ def test_the_launch_has_the_kernels_tile_and_threads():
 def test_records_of_it_are_stale_once_it_changes_and_not_with_other_kernels(few_sources, monkeypatch):
     monkeypatch.setattr(hashing, "kernel_hash", functools.cache(hashing.kernel_hash.__wrapped__))
     monkeypatch.setattr(stale, "current_kernel_hash", stale.current_kernel_hash.__wrapped__)
-    before = {name: hashing.kernel_hash(name) for name in (*OPS, plain_kernels.TRANSPOSE_KERNEL)}
+    before = {name: hashing.kernel_hash(name) for name in (*OPS, hashing.name_plain("transpose_fp8"))}
     assert stale.current_hashes(before) == before and len(set(before.values())) == len(before)
     read = hashing._read_header
     monkeypatch.setattr(
         hashing, "_read_header", lambda path: read(path) + "int x;" * (path.name == "transpose_fp8.cuh")
     )
     changed = {name for name in before if hashing.kernel_hash.__wrapped__(name) != before[name]}
-    assert changed == {plain_kernels.TRANSPOSE_KERNEL}
+    assert changed == {hashing.name_plain("transpose_fp8")}
 
 
 def test_whole_tiles_keep_their_loads_under_way_together():
@@ -103,7 +103,7 @@ def test_whole_tiles_keep_their_loads_under_way_together():
     """
     require_compiler("nvrtc")
     source = plain_kernels.plain_source("transpose_fp8")
-    cubin = compile.compile_source(source, plain_kernels.TRANSPOSE_KERNEL, "nvrtc").cubin
+    cubin = compile.compile_source(source, plain_kernels.plain_symbol("transpose_fp8"), "nvrtc").cubin
     accesses = [each.opcode for each in sass.disassemble(cubin) if each.is_a("LDG", "STG", "STS", "LDS", "BAR")]
     path = [(opcode, len(list(same))) for opcode, same in itertools.groupby(accesses)][:6]
     assert path == [
@@ -116,9 +116,8 @@ def test_whole_tiles_keep_their_loads_under_way_together():
 def test_it_compiles_without_spills_and_fills_an_sm(monkeypatch, tmp_path, compiler):
     require_compiler(compiler)
     isolate(monkeypatch, tmp_path)
-    result = compile.compile_source(
-        plain_kernels.plain_source("transpose_fp8"), plain_kernels.TRANSPOSE_KERNEL, compiler
-    )
+    source, symbol = plain_kernels.plain_source("transpose_fp8"), plain_kernels.plain_symbol("transpose_fp8")
+    result = compile.compile_source(source, symbol, compiler)
     assert (result.spill_bytes, result.local_bytes, list(result.warnings)) == (0, 0, [])
     threads = int(re.search(r"kThreads = (\d+)", HEADER.read_text(encoding="utf-8"))[1])
     ctas = int(re.search(r"kCtasPerSm = (\d+)", HEADER.read_text(encoding="utf-8"))[1])

@@ -15,11 +15,12 @@ import deep_gemm
 from deep_gemm import _C, cast_kernels, plan, recorded_calls, warm_up
 from deep_gemm.errors import ArgumentError, ProblemError
 from deep_gemm.jit import build, kernel_set
+from deep_gemm.jit.plain_kernels import plain_symbol
 from deep_gemm.mega import buffer, dispatch, layer
 from deep_gemm.recorded_calls import ExpertLayer, SwigluCast
 from tests.fakes import stub_driver
 from tests.fakes.compiler import install_counting_nvcc, read_compiled
-from tests.fakes.cuda_tensors import make_tensor, use_fakes
+from tests.fakes.cuda_tensors import make_tensor, needs_exchange, use_fakes
 from tests.fakes.grouped_calls import call_masked
 from tests.fakes.operands import forgetting
 from tests.fakes.stub_operands import view
@@ -42,10 +43,6 @@ CASTS = [
         ),
     )
 ] + [(500, {"is_aligned": False}, {}), (512, {"gran_k": 64, "dtype": "fp32"}, {"gran_k": 64})]
-
-needs_exchange = pytest.mark.skipif(
-    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no exchange API of DLPack"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -233,7 +230,7 @@ def test_a_layer_keeps_its_rows(monkeypatch):
     large = LAYER._replace(num_max_tokens_per_rank=1024)
     assert [problem.expected_m for problem in layer.list_products(large)] == [128, 128], "as its calls have"
     names = " ".join(job.describe() for job in given)
-    assert all(f"deep_gemm_{name}" in names for name, *_ in dispatch.KERNELS)
+    assert all(plain_symbol(name) in names for name, *_ in dispatch.KERNELS)
     assert "'kUe8m0': 0, 'kSwiglu': 1, 'kInterleaved': 1, 'kLimited': 1, 'kMasked': 1" in names
     assert "'kUe8m0': 0, 'kSwiglu': 0, 'kInterleaved': 0, 'kLimited': 0, 'kMasked': 0" in names, "of the tokens"
 

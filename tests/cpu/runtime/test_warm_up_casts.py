@@ -13,7 +13,7 @@ from deep_gemm.jit import build, kernel_set
 from deep_gemm.jit.compile_pool import SCALE_COPIES
 from tests.fakes import stub_driver
 from tests.fakes.compiler import install_counting_nvcc, read_compiled
-from tests.fakes.cuda_tensors import make_tensor, use_fakes
+from tests.fakes.cuda_tensors import make_tensor, needs_exchange, use_fakes
 from tests.fakes.stub_driver import select
 
 BF16, FP32, INT32 = torch.bfloat16, torch.float32, torch.int32
@@ -22,10 +22,6 @@ DENSE = {"op": "fp8_gemm", "m": 64, "n": 256, "k": 512}
 MASKED = {"op": "m_grouped_fp8_gemm_masked", "m": 64, "n": 256, "k": 512, "num_groups": 4, "expected_m": 5}
 WGRAD = DENSE | {"m": 256, "recipe": "1d1d", "d_dtype": "fp32"}
 H200 = _C.Device.known("h200")
-
-needs_exchange = pytest.mark.skipif(
-    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no exchange API of DLPack"
-)
 
 
 def quantise(name: str) -> None:

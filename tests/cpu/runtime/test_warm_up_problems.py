@@ -11,6 +11,7 @@ from deep_gemm import _C, hc_prenorm, warm_up
 from deep_gemm.errors import ArgumentError, DeviceError, ProblemError
 from deep_gemm.jit import kernel_set
 from deep_gemm.jit.compile_pool import METADATA
+from deep_gemm.jit.plain_kernels import plain_symbol
 from deep_gemm.recorded_calls import PrenormCall
 from deep_gemm.warm_up import list_problems
 
@@ -218,18 +219,18 @@ def test_calls_of_an_op_without_problems_are_prepared(monkeypatch, tmp_path):
     path = tmp_path / "shapes.jsonl"
     call = {"op": "tf32_hc_prenorm_gemm", "m": 13, "n": 24, "k": 7168}
     path.write_text(f"{json.dumps(call)}\n{SHAPE.to_json()}\n")
-    whole = "deep_gemm_hc_prenorm {'kColumnTiles': 3, 'kRowTiles': %d, 'kParts': %d}"
+    whole = plain_symbol("hc_prenorm") + " {'kColumnTiles': 3, 'kRowTiles': %d, 'kParts': %d}"
     for given in (str(path), [call, SHAPE], [json.dumps(call), SHAPE], iter([PrenormCall(13, 24, 7168), SHAPE])):
         found, report = compile_plain(monkeypatch, given)
         assert (found[-1], report.problems) == (whole % (1, 8), 2)
     assert list_problems(path, None, H200) == [SHAPE]
     found, report = compile_plain(monkeypatch, [call], iter(np.array([13, 193, 4096])))
-    assert found == [whole % (1, 8), whole % (2, 8), whole % (4, 1), "deep_gemm_hc_prenorm_sum"]
+    assert found == [whole % (1, 8), whole % (2, 8), whole % (4, 1), plain_symbol("hc_prenorm_sum")]
     assert report.problems == 3
     assert len(compile_plain(monkeypatch, [call, call | {"m": 99}], any_size=True)[0]) == 13
     deep_gemm.set_num_sms(100)
     try:
-        assert compile_plain(monkeypatch, [call])[0] == [whole % (1, 1), "deep_gemm_hc_prenorm_sum"]
+        assert compile_plain(monkeypatch, [call])[0] == [whole % (1, 1), plain_symbol("hc_prenorm_sum")]
     finally:
         deep_gemm.set_num_sms(0)
 

@@ -11,7 +11,7 @@ import pytest
 from deep_gemm import _C, models, selection, selector_files
 from deep_gemm.errors import ArgumentError, DeviceError, SelectorWarning
 from deep_gemm.selector import Selector
-from tests.fakes.selectors import DEVICE, KERNEL_HASH, make_artifact, make_parts, make_problems, pack
+from tests.fakes.selectors import DEVICE, KERNEL_HASH, make_artifact, make_parts, make_problems, pack, private_models
 
 OTHER = _C.Device.known("h20")
 LIMITED = _C.Device.known(f"{DEVICE.sku}-500w")
@@ -23,13 +23,8 @@ def folder(tmp_path, monkeypatch):
     """A private model folder, used by this process until the test ends."""
     path = tmp_path / "models"
     path.mkdir(mode=0o700)
-    monkeypatch.setenv("DG_MODEL_DIR", str(path))
-    monkeypatch.delenv("DG_SELECTOR", raising=False)
-    monkeypatch.setattr(selection, "kernel_hash", lambda op: KERNEL_HASH)
-    monkeypatch.setattr(selector_files, "read_packaged_file", lambda sku: None)
-    selection.forget_selectors()
-    yield path
-    selection.forget_selectors()
+    with private_models(monkeypatch, path):
+        yield path
 
 
 def install(path, content=None, mode=0o600):
@@ -57,6 +52,16 @@ def test_a_device_may_be_named(folder, choose):
         choose(problem, "h999")
     with pytest.raises(ArgumentError, match="device = 5: must be a Device, its name or None; pass 'h200'"):
         choose(problem, 5)
+
+
+@pytest.mark.filterwarnings("error::deep_gemm.errors.SelectorWarning")
+@pytest.mark.parametrize("wrong", ["x", None, 5, {"op": "fp8_gemm"}])
+def test_what_is_no_problem_is_no_fault_of_the_selector(folder, wrong):
+    install(folder / SKU_FILE)
+    for choose in (selection.get_best_config, selection.get_analytic_config, selection.explain, selection.choose):
+        with pytest.raises(ArgumentError, match="problem = .*: must be a Problem; pass deep_gemm.Problem"):
+            choose(wrong, DEVICE)
+    assert not selection._has_warned, "the one warning is used up"
 
 
 def test_no_artefact_is_silent_where_none_is_packaged(folder):
