@@ -39,7 +39,9 @@ CALLS_COMPILED = 16
 
 
 def move(operands: object, device: str, copy: Callable | None = None) -> object:
-    """Return operands on a device; `copy` moves a tensor, default: `tensor.to(device)`."""
+    """Return operands on a device; `copy` moves a tensor, default: `tensor.to(device)`. None stays: an absent one."""
+    if operands is None:
+        return None
     if isinstance(operands, torch.Tensor):
         return copy(operands) if copy else operands.to(device)
     if isinstance(operands, dict):
