@@ -1,5 +1,5 @@
-"""Defects that are planted into layers of experts across GPUs, into their kernels, and into what is recorded of calls
-that are no problems; see run.py.
+"""Defects that are planted into layers of experts across GPUs, into kernels of experts, and into what is recorded of
+calls that are no problems; see run.py.
 """
 
 from tests.mutation.defects import Defects
@@ -78,5 +78,23 @@ MEGA_DEFECTS: Defects = {
     (f"{_HEADERS}/mega_combine.cuh", "tests/cpu/emulator/test_emulated_mega.py"): [
         ("if (expert < 0 || expert >= i64(num_experts)) return 0;", "if (expert < 0) return 0;"),
         ("        __syncthreads();\n", ""),
+    ],
+    (f"{_HEADERS}/spread_rows.cuh", "tests/cpu/emulator/test_emulated_ops.py"): [
+        ("            if (row >= num_rows) continue;\n", ""),
+        ("x + token * x_row + column", "x + token * chunks * 16 + column"),
+        ("choice < (token + 1) * top_k", "choice + 1 < (token + 1) * top_k"),
+        ("if constexpr (kWeighted) {", "if constexpr (false) {"),
+    ],
+    (f"{_HEADERS}/combine_rows.cuh", "tests/cpu/emulator/test_emulated_ops.py"): [
+        ("if (row < num_rows) loaded", "if (row <= num_rows) loaded"),
+        ("y + row * y_row + column", "y + row * chunks * 16 + column"),
+        ("done < top_k; done += kAhead", "done < kAhead; done += kAhead"),
+    ],
+    ("deep_gemm/nn/row_kernels.py", "tests/cpu/emulator/test_emulated_ops.py"): [
+        ("source.stride(0) * size)\n    places", "source.shape[1] * size)\n    places"),
+        ("kWeighted=weights is not None", "kWeighted=False"),
+    ],
+    ("deep_gemm/nn/routing.py", "tests/cpu/nn/test_experts.py"): [
+        ("rows.long().contiguous().view(torch.int32)", "rows.view(torch.int32)"),
     ],
 }
