@@ -268,7 +268,7 @@ void launch(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Ca
     std::optional<SecondTile> second;  // most kernels have none, and it is large
     if (kernel.second) second = make_second_tile(kernel, geometry.second, call, sizes, params);
     // A dense kernel has no eighth parameter and most have no ninth; the driver reads as many as the kernel has. One of
-    // two tiles of which `_C.Kernel` was told the first alone reads kNeverTaken.
+    // two tiles of which `_C.Kernel` was told the first alone reads never_taken.
     void* arguments[] = {&maps.a,       &maps.b,       &maps.d,
                          &maps.scale_a, &maps.scale_b, &maps.a_tail,
                          &params,       &groups,       second ? &*second : &never_taken};
