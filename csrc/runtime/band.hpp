@@ -18,11 +18,12 @@ struct WalkedTiles {
     bool may_have_less;  // m is room for rows, of which only the device knows how many there are
     int64_t k_bytes;     // of a row of A or B
     int64_t d_bytes;     // of an element of D that are read and written
+    double memory_gbps;  // of the GPU; 0 where it is not known
 };
 
 // The band, at least 1 and at most tiles.m, with which the least is read. What counts:
 // - in grids of many waves, and for groups that lie one after the other, the bytes that the GPCs read, and those that
-//   are read from memory again because the L2 has lost them;
+//   are read from memory again because the L2 has lost them; the former count less for dense products on an H200;
 // - in few waves of dense single CTAs, the rows that each GPC and each wave touch;
 // - in all else (split K, masked groups, clusters or batches in few waves), the rows that each wave touches.
 int64_t choose_band(const Config& config, const WalkedTiles& tiles);

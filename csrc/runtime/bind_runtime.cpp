@@ -98,11 +98,14 @@ void bind_dispatch(py::module_& m) {
     m.def("dispatch_stats", &stats_dict, "Return size, capacity, hits, misses and clears of the dispatch table.");
     m.def(
         "launch_geometry",
-        [](const Problem& problem, const Config& config, int sm_count, int max_clusters) {
-            return geometry_dict(get_geometry(problem, config, problem.num_sms, sm_count, max_clusters));
+        [](const Problem& problem, const Config& config, int sm_count, int max_clusters, double memory_gbps) {
+            Device device;
+            device.sm_count = sm_count, device.memory_gbps = memory_gbps;
+            return geometry_dict(get_geometry(problem, config, problem.num_sms, device, max_clusters));
         },
-        "problem"_a, "config"_a, py::kw_only(), "sm_count"_a, "max_clusters"_a = 0,
-        "Return grid size, tile counts and band of the launch of `problem` on its num_sms. Raises: ShapeError.");
+        "problem"_a, "config"_a, py::kw_only(), "sm_count"_a, "max_clusters"_a = 0, "memory_gbps"_a = 0.0,
+        "Return grid size, tile counts and band of the launch of `problem` on its num_sms of a GPU; memory_gbps: the "
+        "rate of its memory, 1e9 bytes a second (0: not known). Raises: ShapeError.");
 }
 
 void bind_plain_kernels(py::module_& m) {

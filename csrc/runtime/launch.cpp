@@ -180,7 +180,8 @@ bool may_overlap(const LoadedKernel& kernel, const LaunchGeometry& geometry) {
     return 8 * geometry.num_ctas < 7 * sms || kernel.config.split_k == 1 || kernel.blocks_per_sm > 2;
 }
 
-WalkedTiles describe_walk(const Problem& problem, const Config& config, const ClusterTiles& tiles, int64_t clusters) {
+WalkedTiles describe_walk(const Problem& problem, const Config& config, const ClusterTiles& tiles, int64_t clusters,
+                          const Device& device) {
     const OpKind& kind = op_kind(problem.op);
     const bool is_shared = kind.m_is_shared();
     // Contiguous groups share one walk over all rows. Those with ends are walked one by one, unless tiles are pairs
@@ -200,7 +201,8 @@ WalkedTiles describe_walk(const Problem& problem, const Config& config, const Cl
             .is_dense = !is_grouped(problem.op),
             .may_have_less = kind.has_room(),
             .k_bytes = extent_of(problem).k * element_bytes(problem.op),
-            .d_bytes = d_element_bytes(problem) * (problem.c_mode == CMode::kNone ? 1 : 2)};
+            .d_bytes = d_element_bytes(problem) * (problem.c_mode == CMode::kNone ? 1 : 2),
+            .memory_gbps = device.memory_gbps};
 }
 
 // Both schedules are right for any grid.
@@ -222,7 +224,9 @@ SecondTile make_second_tile(const LoadedKernel& kernel, const SecondGeometry& ge
 
 }  // namespace
 
-LaunchGeometry get_geometry(const Problem& problem, const Config& config, int num_sms, int sm_count, int max_clusters) {
+LaunchGeometry get_geometry(const Problem& problem, const Config& config, int num_sms, const Device& device,
+                            int max_clusters) {
+    const int sm_count = device.sm_count;
     if (is_logits(problem)) return get_logits_geometry(problem, config, num_sms, sm_count);
     const ClusterTiles tiles = count_cluster_tiles(problem, config);
     const int64_t m_tiles = ceil_div(problem.m, config.block_m), n_tiles = ceil_div(problem.n, config.block_n);
@@ -234,14 +238,14 @@ LaunchGeometry get_geometry(const Problem& problem, const Config& config, int nu
     return {.num_ctas = uint32_t(is_split ? m_tiles * n_tiles * config.split_k : clusters * cluster_size),
             .num_m_tiles = uint32_t(m_tiles),
             .num_n_tiles = uint32_t(n_tiles),
-            .band = uint32_t(choose_band(config, describe_walk(problem, config, tiles, clusters))),
+            .band = uint32_t(choose_band(config, describe_walk(problem, config, tiles, clusters, device))),
             .num_parts = uint32_t(count_parts(problem, clusters, tiles))};
 }
 
 LaunchGeometry get_kernel_geometry(const Problem& problem, const LoadedKernel& kernel, int num_sms) {
     const Device& device = kernel.gpu->device;
     const auto divide = [&](const Config& config) {
-        return get_geometry(problem, config, num_sms, device.sm_count, kernel.max_clusters);
+        return get_geometry(problem, config, num_sms, device, kernel.max_clusters);
     };
     LaunchGeometry geometry = divide(kernel.config);
     if (!kernel.second) return geometry;

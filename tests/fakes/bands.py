@@ -10,7 +10,7 @@ class Walk:
     """A walk of `clusters` over the m * n cluster tiles of one matrix; bytes: of a row of K, of an element of D.
 
     group_tiles: of groups that lie one after the other along m the tiles of one on average; of others 0. group_unit:
-    such groups begin at multiples of so many tiles.
+    such groups begin at multiples of so many tiles. memory_gbps: of the GPU, 0 where it is not known.
     """
 
     config: object
@@ -21,13 +21,14 @@ class Walk:
     d_bytes: int = 2
     group_tiles: int = 0
     group_unit: int = 1
+    memory_gbps: float = 0.0
 
     def choose(self, all_tiles: int, *, is_dense: bool = True, may_have_less: bool = False) -> int:
         """Return the band of a launch of so many cluster tiles; `may_have_less`: m is room for rows."""
         if self.config.split_k > 1 or min(self.m, self.n) == 1 or may_have_less:
             return self.best_for_a_wave()
         if self.group_tiles or all_tiles > 3 * self.clusters:
-            return self.best_by_bytes()
+            return self.best_by_bytes(0.2 if is_dense and self.memory_gbps > 4400 else 1.0)
         is_single = self.config.cluster_m * self.config.cluster_n == 1
         return self.best_for_gpcs() if is_dense and is_single else self.best_for_a_wave()
 
@@ -103,10 +104,10 @@ class Walk:
 
         return min(range(1, min(32, self.m) + 1), key=count)
 
-    def best_by_bytes(self) -> int:
-        """Return the band that moves the fewest bytes."""
+    def best_by_bytes(self, weight: float) -> int:
+        """Return the band that moves the fewest bytes; `weight`: of those that GPCs read."""
         bands = sorted({*(band for band in (1, 2, 4, 8, 16, 32, 64) if band < self.m), min(self.m, 64)})
-        return min(bands, key=lambda band: self.count_gpc_bytes(band) + self.count_bytes_again(band))
+        return min(bands, key=lambda band: weight * self.count_gpc_bytes(band) + self.count_bytes_again(band))
 
     def count_gpc_bytes(self, band: int) -> float:
         """Return what the GPCs read, by three waves of the matrix."""

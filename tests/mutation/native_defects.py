@@ -87,6 +87,8 @@ NATIVE_DEFECTS: Defects = {
     ],
     ("csrc/runtime/band.cpp", "tests/cpu/runtime/test_tensor_map.py tests/cpu/runtime/test_grouped_launch.py"): [
         (" || tiles.may_have_less) return", ") return"),
+        ("tiles.is_dense && tiles.memory_gbps > kFastMemoryGbps", "tiles.memory_gbps > kFastMemoryGbps"),
+        ("tiles.is_dense && tiles.memory_gbps > kFastMemoryGbps", "tiles.is_dense"),
         ("tiles.group_tiles > 0 || tiles.all > kMaxGpcWaves", "tiles.all > kMaxGpcWaves"),
         ("tiles.all > kMaxGpcWaves * tiles.clusters", "tiles.all > (kMaxGpcWaves + 1) * tiles.clusters"),
         ("return b_again * lost_share(passed_in_band) + ", "return "),
@@ -140,11 +142,12 @@ NATIVE_DEFECTS: Defects = {
         ("!has_same_tile(*rated_, config)", "rated_->block_m != config.block_m"),
     ],
     ("csrc/runtime/scale_copy.cpp", "tests/cpu/runtime/test_scale_copies.py"): [
-        ("call.expected_m ? round_expected_m(*call.expected_m, sizes.m)", "call.expected_m ? *call.expected_m"),
+        ("is_told ? round_expected_m(*call.expected_m, sizes.m)", "is_told ? *call.expected_m"),
+        ("rows >= kLeastRowsOfGroup", "rows >= 1"),
         ("op_kind(call.op).has_room() ? call.groups.view.address : 0", "0"),
         ("out_group = row > 0 ? columns * pitch : 0", "out_group = row > 0 ? columns * rows + 4 : 0"),
         ("in_group = row > 0 ? view.strides[0] : 0", "in_group = row > 0 ? rows * columns : 0"),
-        ("problem.num_groups * rows_per_group(problem)", "problem.num_groups * problem.m"),
+        ("kind.has_room() ? rows_per_group(problem) : problem.m", "problem.m"),
     ],
     ("csrc/core/loop_rule.cpp", "tests/cpu/core/test_loop_knobs.py"): [
         ("steps >= kMinHalfAddSteps && config.swap_ab == 0", "steps >= kMinHalfAddSteps"),

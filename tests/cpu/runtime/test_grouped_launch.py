@@ -315,8 +315,8 @@ def test_geometry(problem, rows, tile):
     config = _C.Config(
         block_m, block_n, stages, block_k=128 if "fp8" in problem.op else 64, cluster_m=cluster_m, cluster_n=cluster_n
     )
-    for limit in (0, 5):
-        got = _C.launch_geometry(problem, config, sm_count=132, max_clusters=limit)
+    for limit, rate in ((0, 0.0), (5, 0.0), (0, 4800.0)):  # of the memory, which counts for dense products alone
+        got = _C.launch_geometry(problem, config, sm_count=132, max_clusters=limit, memory_gbps=rate)
         blocks, sms = (1, problem.num_sms) if problem.num_sms else (_C.blocks_per_sm(problem, config), 132)
         n_tiles, all_tiles = -(-problem.n // (block_n * cluster_n)), -(-problem.m // (block_m * cluster_m))
         tiles = n_tiles * all_tiles * (1 if problem.op in CONTIGUOUS else problem.num_groups)
