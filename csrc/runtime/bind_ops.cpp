@@ -103,7 +103,7 @@ void bind_limits(py::module_& m, const py::dict& settings) {
         "for compatibility: no kernel of SM90 limits itself by it. Raises: ArgumentError.");
     m.def("set_scale_copy_work", &set_scale_copy_work, "work"_a,
           "Copy row-major scales of dense, contiguous and masked FP8 products of at least `work` = m * n * k (m of "
-          "masked groups: the expected rows of all) to the layout that TMA reads, before the product. At first 2**35; "
+          "masked groups: the expected rows of all) to the layout that TMA reads, before the product. At first 2.2e10; "
           "infinity: never. Raises: ArgumentError.");
     m.def("get_scale_copy_work", &get_scale_copy_work, "Return what set_scale_copy_work set last.");
     m.def(

@@ -19,6 +19,8 @@ constexpr int64_t kMaxGridY = 65535;   // CUDA programming guide, "Technical Spe
 constexpr int64_t kWordsOfVector = 4;  // in 16 bytes
 // With fewer columns of D the scales are much of all that is read.
 constexpr int64_t kLeastColumns = 1024;
+// Masked groups of fewer rows wait for their weights, not for scales (H200, 32 groups of 20: 1.00 of the time).
+constexpr int64_t kLeastRowsOfGroup = 64;
 
 PlainKernel& copying_kernel(bool is_aligned) {
     static PlainKernel any("scale_layout", {{"kPack", 0}, {"kAligned", 0}});
@@ -50,15 +52,19 @@ bool may_copy(const OpKind& kind) {
             kind.grouping == Grouping::kMPsum || kind.has_room());
 }
 
-// Whether scales of any layout are copied for `rows` rows of A, as many as are expected.
-bool is_worth_copies(const OpKind& kind, int64_t rows, int64_t n, int64_t k) {
-    return may_copy(kind) && n >= kLeastColumns && double(rows) * double(n) * double(k) >= get_scale_copy_work() &&
+// Whether scales of any layout are copied for `rows` rows of A, as many as are expected: of all, or of each of the
+// masked groups.
+bool is_worth_copies(const OpKind& kind, int64_t rows, int64_t num_groups, int64_t n, int64_t k) {
+    const bool has_room = kind.has_room();
+    const double all_rows = double(rows) * double(has_room ? num_groups : 1);
+    return may_copy(kind) && n >= kLeastColumns && (!has_room || rows >= kLeastRowsOfGroup) &&
+           all_rows * double(n) * double(k) >= get_scale_copy_work() &&
            get_sm_limit(std::numeric_limits<int>::max()) == 0;
 }
 
 int64_t count_rows(const Call& call, const Sizes& sizes) {
-    if (!op_kind(call.op).has_room()) return sizes.m;
-    return sizes.num_groups * (call.expected_m ? round_expected_m(*call.expected_m, sizes.m) : sizes.m);
+    const bool is_told = op_kind(call.op).has_room() && call.expected_m;
+    return is_told ? round_expected_m(*call.expected_m, sizes.m) : sizes.m;
 }
 
 // Scales that may be copied, of a call that may be const; null where there are none.
@@ -128,7 +134,7 @@ bool has_kernels(const Gpu& gpu, const Call& call) {
 Layouts with_scale_copies(const Gpu& gpu, const Call& call, const Sizes& sizes, const Layouts& layouts) {
     Layouts found = layouts;
     if (layouts.scales == ScaleLayout::kMnMajor ||
-        !is_worth_copies(op_kind(call.op), count_rows(call, sizes), sizes.n, sizes.k))
+        !is_worth_copies(op_kind(call.op), count_rows(call, sizes), sizes.num_groups, sizes.n, sizes.k))
         return found;
     if (!is_good_or_copied(call.scale_a)) return found;
     // Those of B are not copied for groups, each of which has its own.
@@ -143,9 +149,9 @@ Problem with_scale_copies(const Problem& problem) {
     Problem found = problem;
     const OpKind& kind = op_kind(problem.op);
     const bool has_vectors = problem.recipe != Recipe::k1d1d || kind.grouping == Grouping::kNone;
-    const int64_t rows = kind.has_room() ? problem.num_groups * rows_per_group(problem) : problem.m;
+    const int64_t rows = kind.has_room() ? rows_per_group(problem) : problem.m;
     if (problem.scale_layout == ScaleLayout::kAny && problem.num_sms == 0 && has_vectors &&
-        is_worth_copies(kind, rows, problem.n, problem.k))
+        is_worth_copies(kind, rows, problem.num_groups, problem.n, problem.k))
         found.scale_layout = ScaleLayout::kMnMajor;
     return found;
 }

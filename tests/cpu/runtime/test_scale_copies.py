@@ -8,7 +8,7 @@ import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import ArgumentError
 from tests.cpu.runtime.test_launch_variants import COPY, use_fakes
-from tests.fakes import stub_driver, stub_operands
+from tests.fakes import stub_operands
 from tests.fakes.stub_driver import read_params, select
 from tests.fakes.stub_operands import view
 
@@ -18,14 +18,7 @@ WORK = M * N * K
 #: Of the copying kernel: from, to, rows of groups, mn, k, width, group and row of what it reads, group and column of
 #: what it writes.
 ARGUMENTS = 10
-DEFAULT = 2.0**35
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    """A child process with the stub driver."""
-    with stub_driver.start(tmp_path_factory.mktemp("driver")) as started:
-        yield started
+DEFAULT = 2.2e10
 
 
 def call_dense(given=None):
@@ -186,13 +179,18 @@ def test_rows_at_an_odd_pitch_are_copied_word_by_word(driver):
         ("m_grouped_fp8_gemm_contiguous", {"num_groups": 4}, True),
         ("m_grouped_fp8_gemm_masked", {"num_groups": 4, "expected_m": 1024}, True),
         ("m_grouped_fp8_gemm_masked", {"num_groups": 4, "expected_m": 1016}, False),
+        ("m_grouped_fp8_gemm_masked", {"num_groups": 128, "expected_m": 64}, True),
+        ("m_grouped_fp8_gemm_masked", {"num_groups": 128, "expected_m": 56}, False),  # bound by their weights
         ("batched_fp8_gemm", {"num_groups": 4}, False),
     ],
 )
 def test_the_problem_that_is_run(op, fields, is_copied):
     problem = _C.Problem(op, **{"m": 4096, "n": 2048, "k": K, "scale_layout": "any"} | fields)
-    assert problem.m * 2048 * K == DEFAULT
-    run = _C.with_scale_copies(problem)
+    _C.set_scale_copy_work(4096.0 * 2048 * K)
+    try:
+        run = _C.with_scale_copies(problem)
+    finally:
+        _C.set_scale_copy_work(DEFAULT)
     assert (run != problem) == is_copied and run.scale_layout in (problem.scale_layout, "mn_major")
 
 
