@@ -58,6 +58,7 @@ COUNTS = {
     "bf16_gemm": 20,
     "m_grouped_fp8_gemm_masked": 16,
     "m_grouped_fp8_gemm_contiguous": 12,
+    "m_grouped_fp8_gemm_psum": 12,
 }
 GROUPS = (2, 4, 8, 16, 32)
 #: What the choices must reach: the mean regret over all problems, of which there must be so many.

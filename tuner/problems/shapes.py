@@ -12,6 +12,8 @@ Grouped ops have "sizes" instead of "m": a list of {"num_groups": int, "mean_m":
 instead, and shapes {"name": str, "m": int, "n": int}. A shape's own "sizes" replace its group's. Each mean gives
     contiguous   m = num_groups * mean_m, rounded up to the alignment
     masked       m = "max_m" of the group (default 4096); expected_m = _C.round_expected_m(mean_m, m)
+    with ends    as contiguous, but with a mean below the alignment room for the largest of `spread` groups in each;
+                 expected_m = mean_m
     groups of K  k = num_groups * mean_k
     batched and summed products  m = mean_m, of each
 
@@ -21,6 +23,7 @@ without configs to measure (deep_gemm/recorded_calls.py) and the signals of prob
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -31,6 +34,8 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError, ProblemError
 from deep_gemm.fields import OP_KINDS, PROBLEM_FIELDS
 from deep_gemm.identity import take_signals
+from deep_gemm.numerics import SPREAD
+from deep_gemm.quantize import align
 from deep_gemm.recorded_calls import Call, is_call, parse_call
 from tuner import errors
 from tuner.problems.fields import MAJORS, OPS, get_weight_shape, get_work, read_op_name
@@ -171,16 +176,25 @@ def make_sizes(op: str, group: dict, shape: dict) -> list[dict]:
     found = []
     for entry in shape.get("sizes", group.get("sizes", [])):
         for mean in entry[mean_name]:
-            total = entry["num_groups"] * mean
-            if OP_KINDS[op].has_room:
-                room = group.get("max_m", MAX_M)
-                sizes = {"m": room, "expected_m": _C.round_expected_m(mean, room)}
-            elif OP_KINDS[op].is_batched or OP_KINDS[op].is_summed:
-                sizes = {"m": mean}
-            else:
-                sizes = {"m": -(-total // alignment) * alignment} if OP_KINDS[op].m_is_shared else {"k": total}
-            found.append({"num_groups": entry["num_groups"]} | sizes)
+            found.append(size_groups(OP_KINDS[op], entry["num_groups"], mean, alignment, group.get("max_m", MAX_M)))
     return found
+
+
+def size_groups(kind, num_groups: int, mean: int, alignment: int, room: int) -> dict:
+    """Return the fields of a problem of so many groups of a mean size; masked ones have `room` rows each."""
+    sizes = {"num_groups": num_groups}
+    if kind.k_is_divided:
+        return sizes | {"k": num_groups * mean}
+    if kind.has_room:
+        return sizes | {"m": room, "expected_m": _C.round_expected_m(mean, room)}
+    if not kind.m_is_shared:
+        return sizes | {"m": mean}
+    total = {"m": align(num_groups * mean, alignment)}
+    if not kind.has_ends:
+        return sizes | total
+    if mean < alignment:  # each group begins at a multiple of the alignment, however few rows it has
+        total = {"m": num_groups * align(math.ceil(mean * (1 + SPREAD)), alignment)}
+    return sizes | total | {"expected_m": mean}
 
 
 def make_problem(row: dict, place: str):

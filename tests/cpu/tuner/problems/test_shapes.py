@@ -15,6 +15,7 @@ from tuner import errors
 from tuner.measure import operands
 from tuner.problems import shapes
 from tuner.problems.fields import get_tokens, get_weight_shape
+from tuner.problems.workload import Workload, make_draws
 
 FP8_SHAPES = {
     (576, 7168),
@@ -134,6 +135,23 @@ def test_drawn_presets_have_many_weights_and_none_that_choices_are_scored_on(nam
     }
     others = {(p.n, p.k) for other in set(DRAWN) - {name} for p in shapes.load_preset(other)}
     assert not weights & timed and not weights & scored and not weights & others
+
+
+def test_groups_with_ends_have_room_for_the_rows_that_they_are_measured_with():
+    problems = shapes.load_preset("psum")
+    counts = {"m_grouped_fp8_gemm_psum": 56, "m_grouped_bf16_gemm_psum": 28}
+    assert count_ops(problems) == counts | {"k_grouped_fp8_gemm_psum": 10, "k_grouped_bf16_gemm_psum": 10}
+    of_rows = [problem for problem in problems if problem.op in counts]
+    few = [problem for problem in of_rows if problem.expected_m < problem.alignment]
+    assert len(of_rows) > len(few) > 40
+    assert all(problem.m == problem.num_groups * problem.expected_m for problem in of_rows if problem not in few)
+    for problem in few:
+        draws = make_draws(problem, Workload())
+        assert len({tuple(groups.sizes) for groups in draws}) > 1
+        for groups in draws:  # none is cut by the end of m
+            assert all(start % problem.alignment == 0 for start in groups.starts)
+            bounds = round(0.7 * problem.expected_m), round(1.3 * problem.expected_m)
+            assert all(bounds[0] <= size <= bounds[1] for size in groups.sizes)
 
 
 def test_drawn_edges_has_sizes_that_no_other_whole_preset_has():
