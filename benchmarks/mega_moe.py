@@ -48,7 +48,7 @@ BOUND = 1e-4
 #: Of the GPU that waits alone.
 ALONE_S = 0.5
 KERNELS = (
-    "m_grouped_fp8_gemm_psum", *map(name_plain, ("mega_place", "mega_pull", "mega_combine", "cast_rows")),
+    "m_grouped_fp8_gemm_psum", *map(name_plain, ("place_rows", "mega_pull", "mega_combine", "cast_rows")),
 )  # fmt: skip
 
 

@@ -32,8 +32,8 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C
+from deep_gemm.group_rows import rank_choices
 from deep_gemm.jit.hashing import kernel_hash
-from deep_gemm.nn.routing import rank_choices
 from deep_gemm.testing import bench
 from tuner.measure.stamp import describe_selector
 

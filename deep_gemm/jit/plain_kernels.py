@@ -74,6 +74,7 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
     "swiglu_grad": PlainRow(
         ("const void*", "const void*", _BYTES, _BYTES, *[_U32] * 5, *[_I64] * 2), ("kElement", "kHasY", "kAligned")
     ),
+    "place_rows": PlainRow((f"const {_I64}*", _BYTES, "int*", *[_U32] * 5), ("kExperts", "kForm")),
     "spread_rows": PlainRow(
         (f"const {_BYTES}", f"const {_I64}*", "const float*", _BYTES, *[_U32] * 6, _I64), ("kElement", "kWeighted")
     ),
@@ -86,7 +87,6 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
     "k_grouped_packing": PlainRow(
         (f"const {_U32}*", "const int*", f"{_U32}*", *[_U32] * 5, _I64), ("kEnds", "kAligned")
     ),
-    "mega_place": PlainRow((f"const {_I64}*", "int*", "int*", _U32)),
     "mega_pull": PlainRow(
         (
             *[f"const {_I64}*"] * 2,

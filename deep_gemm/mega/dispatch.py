@@ -1,6 +1,6 @@
 """The way of tokens to the experts that they chose, on whatever GPU these are, and back.
 
-On a GPU each step is one kernel (mega_place.cuh, mega_pull.cuh, mega_combine.cuh), which reads the memory of the other
+On a GPU each step is one kernel (place_rows.cuh, mega_pull.cuh, mega_combine.cuh), which reads the memory of the other
 GPUs; the formulas here define them and run on the CPU. No size comes back to the host: shapes are those of the buffer.
 """
 
@@ -14,12 +14,8 @@ from deep_gemm.mega.buffer import SymmBuffer
 from deep_gemm.planned import KernelOf, get_kernel
 from deep_gemm.quantize import ceil_div
 
-_THREADS, _PLACE_THREADS = 256, 512
+_THREADS = 256
 _WARPS, _CTAS_PER_SM = _THREADS // 32, 8  # of mega_pull.cuh: a warp has a token; two grids' worth of CTAs at most
-#: The kernels of every step.
-KERNELS: list[KernelOf] = [
-    ("mega_place", _PLACE_THREADS, {}), ("mega_pull", _THREADS, {}), ("mega_combine", _THREADS, {}),
-]  # fmt: skip
 
 
 class Routing(NamedTuple):
@@ -34,6 +30,14 @@ class Routing(NamedTuple):
     experts: torch.Tensor
     positions: torch.Tensor
     counts: torch.Tensor
+
+
+def list_kernels(num_experts: int) -> list[KernelOf]:
+    """Return the kernels of every step."""
+    moving: list[KernelOf] = [("mega_pull", _THREADS, {}), ("mega_combine", _THREADS, {})]
+    if num_experts > group_rows.MOST_GROUPS:
+        return moving
+    return [group_rows.find_placing_kernel(num_experts, group_rows.Form.RANKS), *moving]
 
 
 def _runs_kernels(tensor: torch.Tensor) -> bool:
@@ -51,20 +55,15 @@ def read_choices(buffer: SymmBuffer, first: int, last: int) -> torch.Tensor:
 
 def place(experts: torch.Tensor, first: int, num_experts: int) -> Routing:
     """Return the routing of choices [ranks, tokens, choices]; an expert's tokens lie in the order of the choices."""
-    if _runs_kernels(experts):
+    if _runs_kernels(experts) and num_experts <= group_rows.MOST_GROUPS:
+        name, threads, constants = group_rows.find_placing_kernel(num_experts, group_rows.Form.RANKS)
         positions = torch.empty(experts.shape, dtype=torch.int32, device=experts.device)
         counts = torch.empty(num_experts, dtype=torch.int32, device=experts.device)
-        get_kernel("mega_place", _PLACE_THREADS)(num_experts, experts, positions, counts, experts.numel())
+        numbers = experts.numel(), experts.shape[-1], num_experts, 0, 0
+        get_kernel(name, threads, **constants)(1, experts, positions, counts, *numbers)
     else:
-        positions, counts = place_by_formula(experts, num_experts)
+        positions, counts = (found.int() for found in group_rows.rank_choices(experts, num_experts))
     return Routing(first, experts, positions, counts)
-
-
-def place_by_formula(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return positions and counts."""
-    is_chosen = experts.flatten()[:, None] == torch.arange(num_experts, device=experts.device)
-    positions = (is_chosen.cumsum(0) * is_chosen).sum(1) - 1
-    return positions.view(experts.shape).int(), is_chosen.sum(0).int()
 
 
 def find_starts(buffer: SymmBuffer, counts: torch.Tensor) -> torch.Tensor:

@@ -144,7 +144,7 @@ def _describe(buffer: SymmBuffer, limit: float | None) -> ExpertLayer:
 def list_kernels(layer: ExpertLayer) -> list[KernelOf]:
     """Return the plain kernels that a recorded call needs."""
     cast = SwigluCast(is_masked=True, is_interleaved=True, has_limit=layer.has_limit)
-    return dispatch.KERNELS + cast_kernels.list_kernels(cast)
+    return dispatch.list_kernels(layer.num_experts) + cast_kernels.list_kernels(cast)
 
 
 def list_products(layer: ExpertLayer) -> list["_C.Problem"]:

@@ -192,9 +192,7 @@ class Fp8Experts(torch.nn.Module):
     def _run_masked(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         groups = self.gate_up_proj.num_groups
         placement, expected_m = place_masked(index, groups), ceil_div(index.numel(), groups)
-        spread = x.new_empty(placement.num_rows, x.shape[1])
-        spread[placement.rows] = x[:, None]
-        spread = spread.view(groups, x.shape[0], x.shape[1])
+        spread = nn_spread(x, placement.rows, None, placement.num_rows, False).view(groups, *x.shape)
         hidden = self.gate_up_proj.forward_masked(spread, placement.groups, expected_m)
         out = self.down_proj.forward_masked(hidden, placement.groups, expected_m, is_swiglu=True)
         return nn_combine(out.flatten(0, 1), placement.rows, weights)

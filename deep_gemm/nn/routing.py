@@ -1,8 +1,9 @@
 """Where the tokens of experts lie among the rows of grouped products, and how they get there and back.
 
 All of it runs on the device: no size comes back to the host, so that CUDA graphs can hold it. Shapes follow from those
-of the routing alone: a matrix has as many rows as any routing could need. On a GPU rows move by one kernel each way for
-BF16 and FP32 (row_kernels.py), with the steps of the formulas here, which serve other dtypes and CPU tensors.
+of the routing alone: a matrix has as many rows as any routing could need. On a GPU one kernel finds the rows, and for
+BF16 and FP32 one each way moves them (row_kernels.py), with the results of the formulas here, which serve other dtypes
+and CPU tensors.
 """
 
 from typing import NamedTuple
@@ -10,11 +11,12 @@ from typing import NamedTuple
 import torch
 
 from deep_gemm import planned
-from deep_gemm.group_rows import count_most_rows, find_starts
+from deep_gemm.group_rows import count_most_rows, find_starts, rank_choices
 from deep_gemm.nn import row_kernels
 from deep_gemm.nn.registration import differentiate, register
 from deep_gemm.quantize import SCALE_BLOCK
 
+_place = planned.make_call("nn_place", row_kernels.plan_place)
 _spread = planned.make_call("nn_spread", row_kernels.plan_spread, (3,))
 _combine = planned.make_call("nn_combine", row_kernels.plan_combine)
 #: Tokens whose choices are in FP32 at the same time: 235 MB for 8 choices of 7168 features.
@@ -33,40 +35,49 @@ class Placement(NamedTuple):
     groups: torch.Tensor
 
 
-def rank_choices(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (position of each choice among those of its expert, in order of the tokens, int64 [tokens, top_k]; counts
-    int64 [experts]).
-    """
-    flat = experts.flatten()
-    counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device).scatter_add_(
-        0, flat, torch.ones_like(flat)
-    )
-    order = flat.argsort(stable=True)
-    starts = (counts.cumsum(0) - counts)[flat[order]]
-    ranks = torch.empty_like(flat).scatter_(0, order, torch.arange(flat.numel(), device=flat.device) - starts)
-    return ranks.view_as(experts), counts
-
-
 def place_contiguous(experts: torch.Tensor, num_experts: int) -> Placement:
-    """Place every expert's tokens one after the other, from a multiple of 128 on."""
-    ranks, counts = rank_choices(experts, num_experts)
-    starts = find_starts(counts, SCALE_BLOCK)
-    most = count_most_rows(experts.numel(), num_experts, SCALE_BLOCK)
-    return Placement(starts[experts] + ranks, most, (starts + counts).int())
+    """Place every expert's tokens one after the other, from a multiple of 128 on. A choice of no expert has the row
+    `num_rows`, which there is not.
+    """
+    rows, ends = nn_place(experts, num_experts, False)
+    return Placement(rows, count_most_rows(experts.numel(), num_experts, SCALE_BLOCK), ends)
 
 
 def place_masked(experts: torch.Tensor, num_experts: int) -> Placement:
     """Give every expert room for all tokens. Choices of a token that name one expert again share the first one's row,
-    or they would take more room than that.
+    or they would take more room than that. A choice of no expert has the row `num_rows`, which there is not.
     """
+    rows, counts = nn_place(experts, num_experts, True)
+    return Placement(rows, num_experts * len(experts), counts)
+
+
+def _run_place(experts: torch.Tensor, num_experts: int, is_masked: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    found = _place(_to_words(experts), num_experts, is_masked)
+    if found is not NotImplemented:
+        return found[0].view(torch.int64), found[1]
+    is_known = (experts >= 0) & (experts < num_experts)
+    if is_masked:
+        rows, counts = _share_rows(experts, num_experts)
+        return rows.where(is_known, num_experts * len(experts)), counts.int()
+    ranks, counts = rank_choices(experts, num_experts)
+    starts, most = find_starts(counts, SCALE_BLOCK), count_most_rows(experts.numel(), num_experts, SCALE_BLOCK)
+    rows = starts[experts.where(is_known, 0)] + ranks
+    return rows.where(is_known, most), (starts + counts).int()
+
+
+def _share_rows(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, top_k = experts.shape
     if top_k == 0:
-        return Placement(experts, num_experts * tokens, experts.new_zeros(num_experts, dtype=torch.int32))
+        return experts, experts.new_zeros(num_experts)
     first = (experts[:, :, None] == experts[:, None]).int().argmax(-1)  # of equal choices
     is_first = first == torch.arange(top_k, device=experts.device)
-    ranks, counts = rank_choices(experts.where(is_first, num_experts), num_experts + 1)
-    rows = (experts * tokens + ranks).gather(1, first)
-    return Placement(rows, num_experts * tokens, counts[:num_experts].int())
+    ranks, counts = rank_choices(experts.where(is_first, num_experts), num_experts)
+    return (experts * tokens + ranks).gather(1, first), counts
+
+
+def _fake_place(experts: torch.Tensor, num_experts: int, is_masked: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = experts.new_empty(experts.shape)  # dense, as the kernel returns them
+    return rows, experts.new_empty(num_experts, dtype=torch.int32)
 
 
 def _to_words(rows: torch.Tensor) -> torch.Tensor:
@@ -74,8 +85,10 @@ def _to_words(rows: torch.Tensor) -> torch.Tensor:
     return rows.long().contiguous().view(torch.int32)
 
 
-def _run_spread(x: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None, num_rows: int) -> torch.Tensor:
-    out = x.new_zeros(num_rows, x.shape[1])
+def _run_spread(
+    x: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None, num_rows: int, has_zeros: bool = True
+) -> torch.Tensor:
+    out = (x.new_zeros if has_zeros else x.new_empty)(num_rows, x.shape[1])
     if _spread(x, _to_words(rows), weights, out) is not NotImplemented:
         return out
     if weights is None:
@@ -91,7 +104,7 @@ def _list_parts(rows: torch.Tensor) -> list[slice]:
     return [slice(first, first + TOKENS_AT_ONCE) for first in range(0, len(rows), TOKENS_AT_ONCE)]
 
 
-def _fake_spread(x, rows, weights, num_rows) -> torch.Tensor:
+def _fake_spread(x, rows, weights, num_rows, has_zeros=True) -> torch.Tensor:
     return x.new_empty((num_rows, x.shape[1]))
 
 
@@ -126,7 +139,7 @@ def _set_up_spread(ctx, inputs: tuple, output: torch.Tensor) -> None:
 
 
 def _differentiate_spread(ctx, grad: torch.Tensor) -> tuple:
-    return nn_combine(grad, ctx.saved_tensors[0], None), None, None, None
+    return nn_combine(grad, ctx.saved_tensors[0], None), None, None, None, None
 
 
 def _set_up_combine(ctx, inputs: tuple, output: torch.Tensor) -> None:
@@ -142,9 +155,17 @@ def _differentiate_combine(ctx, grad: torch.Tensor) -> tuple:
     return dy, None, dw
 
 
-#: Copy the row of every token, times the weight of each choice, to the rows of its choices; other rows are 0.
+#: Find the rows of every choice of an expert and of the experts, as Placement holds them.
+nn_place = register(
+    "nn_place", "(Tensor experts, SymInt num_experts, bool is_masked) -> (Tensor, Tensor)", _run_place, _fake_place
+)
+#: Copy the row of every token, times the weight of each choice, to the rows of its choices; other rows are 0, without
+#: has_zeros undefined.
 nn_spread = register(
-    "nn_spread", "(Tensor x, Tensor rows, Tensor? weights, SymInt num_rows) -> Tensor", _run_spread, _fake_spread
+    "nn_spread",
+    "(Tensor x, Tensor rows, Tensor? weights, SymInt num_rows, bool has_zeros=True) -> Tensor",
+    _run_spread,
+    _fake_spread,
 )
 #: Add up, in FP32, the rows of every token's choices times their weights.
 nn_combine = register("nn_combine", "(Tensor y, Tensor rows, Tensor? weights) -> Tensor", _run_combine, _fake_combine)

@@ -1,4 +1,5 @@
-"""Plans of the kernels that move rows between tokens and their choices of experts (spread_rows.cuh, combine_rows.cuh).
+"""Plans of the kernels that find the rows of choices of experts (place_rows.cuh), and move rows between tokens and
+their choices (spread_rows.cuh, combine_rows.cuh).
 
 A plan is None, and the caller uses the torch formula, for dtypes other than FP32 and BF16, rows that are no whole
 chunks of 16 bytes at multiples of 16, and sizes beyond 32 bits. Choices of rows that a matrix does not have are left
@@ -8,10 +9,27 @@ out.
 import torch
 
 from deep_gemm import cast_kernels
+from deep_gemm.group_rows import MOST_GROUPS, Form, count_most_rows, find_placing_kernel
 from deep_gemm.planned import Memory, Place, Plan, argument, get_kernel, memory
+from deep_gemm.quantize import SCALE_BLOCK
 
 _THREADS = 256
 _CHUNK_BYTES = 16
+
+
+def plan_place(experts: torch.Tensor, num_experts: int, is_masked: bool) -> Plan | None:
+    """Plan finding the rows of the choices that argument 0 holds, int64 [tokens, top_k] as words: the same form of them
+    and int32 [num_experts], see routing.Placement.
+    """
+    tokens, top_k = len(experts), experts.shape[1] // 2
+    room, form = (tokens, Form.MASKED) if is_masked else (SCALE_BLOCK, Form.CONTIGUOUS)
+    num_rows = num_experts * tokens if is_masked else count_most_rows(tokens * top_k, num_experts, SCALE_BLOCK)
+    if not 1 <= num_experts <= MOST_GROUPS or not 1 <= tokens * top_k < 1 << 31 or num_rows >= 1 << 31:
+        return None
+    name, threads, constants = find_placing_kernel(num_experts, form)
+    outputs = Memory((tokens, 2 * top_k), (2 * top_k, 1), torch.int32), Memory((num_experts,), (1,), torch.int32)
+    places, numbers = (argument(0), memory(0), memory(1)), (tokens * top_k, top_k, num_experts, room, num_rows)
+    return cast_kernels.make_plan(get_kernel(name, threads, **constants), (1,), outputs, (*places, *numbers))
 
 
 def plan_spread(x: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None, out: torch.Tensor) -> Plan | None:

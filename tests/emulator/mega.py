@@ -12,9 +12,9 @@ from tests.gpu import mega_steps
 from .host import use_host_memory, view
 
 
-def _get_kernel(name: str, threads: int):
+def _get_kernel(name: str, threads: int, **constants: int):
     """Return the kernel, which takes CPU tensors."""
-    kernel = planned.get_kernel(name, threads)
+    kernel = planned.get_kernel(name, threads, **constants)
     return lambda grid, *arguments: kernel(grid, *map(view, arguments))
 
 

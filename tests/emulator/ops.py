@@ -12,10 +12,12 @@ import torch
 import deep_gemm
 from deep_gemm import _C, cast_kernels, hc_prenorm, planned
 from deep_gemm.errors import LaunchError
-from deep_gemm.nn import row_kernels, swiglu
+from deep_gemm.nn import routing, row_kernels, swiglu
 from tests.gpu.operands import FP8, make_reference, quantise_blocks, quantise_rows
 
 from .host import use_host_memory, view
+
+POISON = -77
 
 
 def run_gemm(m: int, n: int, k: int) -> float:
@@ -160,11 +162,25 @@ def compare_token_rows(tokens: int, top_k: int, n: int, dtype: str, is_weighted:
     return torch.equal(spread, wanted[:-1]) and torch.equal(sums, total.to(kind))
 
 
+def compare_places(tokens: int, top_k: int, experts: int, is_masked: bool) -> bool:
+    """Place choices of experts, of which some name an expert again and some are of none; return whether rows and groups
+    are those of the formula.
+    """
+    use_host_memory()
+    choices = torch.randint(-1, experts + 1, (tokens, top_k))
+    choices[::3, -1] = choices[::3, 0]
+    words = choices.view(torch.int32)
+    rows, groups = _run_plan(row_kernels.plan_place(words, experts, is_masked), words)
+    wanted = routing.nn_place(choices, experts, is_masked)
+    return torch.equal(rows.view(torch.int64), wanted[0]) and torch.equal(groups, wanted[1])
+
+
 def _run_plan(plan: planned.Plan, *arguments: torch.Tensor) -> list[torch.Tensor]:
     """Launch as the native module does: a place is an address, and a tensor where it is the first. Returns the memory
-    that the plan takes, which was NaN before.
+    that the plan takes, which was NaN or POISON before.
     """
-    taken = [torch.full(one.shape, torch.nan, dtype=one.dtype) for one in plan.memory]
+    poison = {torch.int32: POISON}
+    taken = [torch.full(one.shape, poison.get(one.dtype, torch.nan), dtype=one.dtype) for one in plan.memory]
 
     def value_of(value: int | planned.Place) -> object:
         if isinstance(value, int):

@@ -6,7 +6,7 @@ import torch
 NAN_BYTE = 0xFF
 PITCH_BYTES = 16
 #: Integer dtype by element size: torch copies, compares and concatenates FP8 through it.
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 #: Scale layouts that TMA loads, and such that it cannot.
 MN_MAJOR_LAYOUTS = ("mn_major", "mn_major_wide")
 ANY_LAYOUTS = ("row_major", "odd_pitch", "shifted")

@@ -93,7 +93,7 @@ LOGITS_MAKERS = {"logits": list_prefill, "paged_logits": list_paged, "metadata":
 
 def list_plain() -> list[OpCall]:
     """Return the calls of the functions that quantise or lay out, each path of a kernel once."""
-    others = [_make_transpose(), _make_swiglu_grad(), *_list_rows(), _make_mega()]
+    others = [_make_transpose(), _make_swiglu_grad(), *_list_places(), *_list_rows(), _make_mega()]
     return [*_list_casts(), *_list_blocks(), *_list_layouts(), *others]
 
 
@@ -151,6 +151,22 @@ def _make_swiglu_grad() -> OpCall:
         return {"x": normal(300, 2048), "grad": normal(300, 1024)}
 
     return _call("nn_swiglu_grad", "bfloat16", "swiglu_grad", make, True, bound=CAST_BOUND)
+
+
+def _list_places() -> list[OpCall]:
+    """Return the rows of choices of experts, some of which no expert is, or one that the token named before."""
+
+    def make(tokens: int, experts: int) -> Operands:
+        choices = torch.randint(-1, experts + 1, (tokens, 8), generator=torch.Generator().manual_seed(experts))
+        choices[::3, -1] = choices[::3, 0]
+        return {"experts": choices}
+
+    sizes = ((3000, 128, False), (60, 256, True), (700, 1000, False))
+    return [
+        _call("nn_place", f"{tokens} of {experts}{', masked' * is_masked}", "place_rows", make_one, experts, is_masked)
+        for tokens, experts, is_masked in sizes
+        for make_one in (partial(make, tokens, experts),)
+    ]
 
 
 def _list_rows() -> list[OpCall]:
@@ -212,7 +228,7 @@ def _make_transpose() -> OpCall:
 
 def _make_mega() -> OpCall:
     """Return a layer of experts across GPUs, of which there is one."""
-    kernels = ("mega_place", "mega_pull", "mega_combine")
+    kernels = ("place_rows", "mega_pull", "mega_combine")
     return OpCall("fp8_mega_moe", "one GPU", "", _make_layer, _run_layer, BOUND, kernels)
 
 

@@ -35,7 +35,7 @@ KERNELS = tuple(
     name_plain(name)
     for name in (
         *("cast_rows", "cast_blocks", "swiglu_grad", "scale_layout", "k_grouped_packing"),
-        *("spread_rows", "combine_rows"),
+        *("place_rows", "spread_rows", "combine_rows"),
     )
 )
 COMPILE_THREADS = 16
@@ -63,7 +63,7 @@ def using_formula() -> Iterator[None]:
         stack.enter_context(mock.patch.object(group_packing, "_pack", planned.decline))
         stack.enter_context(mock.patch.object(products, "_padded_cast", planned.decline))
         stack.enter_context(mock.patch.object(swiglu, "_differentiate", planned.decline))
-        for name in ("_spread", "_combine"):
+        for name in ("_place", "_spread", "_combine"):
             stack.enter_context(mock.patch.object(routing, name, planned.decline))
         yield
 
@@ -107,6 +107,7 @@ def list_groups() -> dict[str, Callable[[], Iterator[Case]]]:
             groups[f"{make.__name__[5:-6]} {name}"] = partial(make, dtype, use_ue8m0, name)
     return groups | {
         "gradients": make_gradient_cases,
+        "rows of choices": make_place_cases,
         "rows of tokens": make_token_cases,
         "layouts": make_layout_cases,
         "groups of K": make_group_cases,
@@ -242,6 +243,16 @@ def make_token_cases() -> Iterator[Case]:
             if top_k <= 2:
                 y = make_values((num_rows, n), dtype, extra)
                 yield f"combine {name}", lambda y=y, r=rows, w=weights: [routing.nn_combine(y, r, w) + 0]  # no -0
+
+
+def make_place_cases() -> Iterator[Case]:
+    """Yield choices of experts, of which some are of none or name an expert of their token again."""
+    for tokens, top_k, experts, is_masked in itertools.product(
+        (1, 31, 64, 8192), (1, 8), (1, 8, 128, 300, 1024, 8192), (False, True)
+    ):
+        choices = torch.randint(-1, experts + 1, (tokens, top_k), device="cuda")
+        name = f"place {tokens}x{top_k} of {experts}{', masked' * is_masked}"
+        yield name, lambda c=choices, e=experts, m=is_masked: list(routing.nn_place(c, e, m))
 
 
 def make_layout_cases() -> Iterator[Case]:

@@ -345,15 +345,18 @@ DEFECTS: Defects = {
         ("tuple(reversed(strides[: len(shape)]))", "tuple(reversed(strides))"),
     ],
     ("deep_gemm/nn/routing.py", "tests/cpu/nn/test_experts.py tests/cpu/nn/test_fused.py"): [
-        ("    order = flat.argsort(stable=True)\n", "    order = flat.argsort(stable=True, descending=True)\n"),
-        ("(counts.cumsum(0) - counts)[flat[order]]", "counts.cumsum(0)[flat[order]]"),
-        ("count_most_rows(experts.numel(), num_experts, SCALE_BLOCK)", "experts.numel()"),
-        ("(starts + counts).int())", "starts.int())"),
+        ("rows, count_most_rows(experts.numel(), num_experts, SCALE_BLOCK), ends", "rows, experts.numel(), ends"),
+        ("(starts + counts).int()", "starts.int()"),
         ("experts.where(is_first, num_experts)", "experts"),
         ("        out[rows] = x[:, None]\n", "        out[rows[:, :1]] = x[:, None]\n"),
         ("(chosen if weights is None else chosen * weights[part, :, None])", "(chosen)"),
         ("(y[rows[part]].float() * grad[part, None].float()).sum(-1)", "y[rows[part]].float().sum(-1)"),
         ("    dy = nn_spread(grad, rows, weights, y.shape[0])", "    dy = nn_spread(grad, rows, None, y.shape[0])"),
+    ],
+    ("deep_gemm/group_rows.py", "tests/cpu/nn/test_experts.py tests/cpu/nn/test_fused.py"): [
+        ("    order = flat.argsort(stable=True)\n", "    order = flat.argsort(stable=True, descending=True)\n"),
+        ("(counts.cumsum(0) - counts)[flat[order]]", "counts.cumsum(0)[flat[order]]"),
+        ("flat.where((flat >= 0) & (flat < num_groups), num_groups)", "flat.clamp(0, num_groups)"),
     ],
     (
         "deep_gemm/nn/weights.py",

@@ -5,10 +5,10 @@ calls that are no problems; see run.py.
 from tests.mutation.defects import Defects
 
 _HEADERS = "deep_gemm/include/deep_gemm"
+_EMULATED = "tests/cpu/emulator/test_emulated"
 
 MEGA_DEFECTS: Defects = {
     ("deep_gemm/mega/dispatch.py", "tests/cpu/ops/test_mega.py"): [
-        ("(is_chosen.cumsum(0) * is_chosen).sum(1) - 1", "(is_chosen.cumsum(0) * is_chosen).sum(1)"),
         ("counts.view(buffer.num_ranks, -1)", "counts"),
         ("tokens[chosen] + routing.first, targets", "tokens[chosen], targets"),
         ("known[:, choice] // buffer.num_local_experts, places", "0 * known[:, choice], places"),
@@ -67,9 +67,15 @@ MEGA_DEFECTS: Defects = {
         ("isinstance(values, Sequence) or isinstance(values, (str, bytes))", "isinstance(values, Sequence)"),
         ('isinstance(value, bool) or _is_torchs("Tensor", value)', '_is_torchs("Tensor", value)'),
     ],
-    (f"{_HEADERS}/mega_place.cuh", "tests/cpu/emulator/test_emulated_mega.py"): [
-        ("__popc(lanes & ((1u << lane) - 1))", "__popc(lanes & ((2u << lane) - 1))"),
-        ("before += i < warp ? counted[i] : 0;", "before += i <= warp ? counted[i] : 0;"),
+    (f"{_HEADERS}/place_rows.cuh", f"{_EMULATED}_mega.py {_EMULATED}_ops.py"): [
+        ("peers & ((1u << lane) - 1);", "peers & ((2u << lane) - 1);"),
+        ("counters[warp][expert] = before;\n                before += number;", "before += number;"),
+        ("numbers[expert] = expert * unit;", "numbers[expert] = 0;"),
+        ("start += align_up(number, unit);", "start += number;"),
+        ("if (lane >= step) start += below;", "start += below;"),
+        ("return expert < num_experts ? u32(expert) : kNone;", "return u32(expert);"),
+        ("if constexpr (kForm == PlaceForm::kMasked) share_rows();", ""),
+        ("u32 at = choice / top_k * top_k;", "u32 at = 0;"),
     ],
     (f"{_HEADERS}/mega_pull.cuh", "tests/cpu/emulator/test_emulated_mega.py"): [
         ("place = first_token + token % tokens", "place = token % tokens"),
@@ -95,6 +101,8 @@ MEGA_DEFECTS: Defects = {
         ("kWeighted=weights is not None", "kWeighted=False"),
     ],
     ("deep_gemm/nn/routing.py", "tests/cpu/nn/test_experts.py"): [
+        ("return rows.where(is_known, most), ", "return rows, "),
+        ("return rows.where(is_known, num_experts * len(experts)), counts.int()", "return rows, counts.int()"),
         ("rows.long().contiguous().view(torch.int32)", "rows.view(torch.int32)"),
     ],
 }

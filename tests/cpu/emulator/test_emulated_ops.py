@@ -3,6 +3,7 @@
 import pytest
 
 from tests.emulator.ops import (
+    compare_places,
     compare_rows,
     compare_scale_copies,
     compare_swiglu,
@@ -58,6 +59,22 @@ def test_swiglu_is_differentiated(emulate, m, n, dtype, has_y, extra):
 def test_rows_of_tokens_are_spread_and_combined(emulate, sizes, dtype, is_weighted, extra):
     """More choices than loads under way, one that has no row, rows that lie apart."""
     assert emulate(compare_token_rows, *sizes, dtype, is_weighted, extra, seed=1)
+
+
+@pytest.mark.parametrize(
+    "tokens, top_k, experts, is_masked",
+    [
+        (90, 3, 5, False),
+        (33, 4, 6, True),
+        *(
+            pytest.param(*one, marks=pytest.mark.full)
+            for one in ((5000, 1, 128, False), (1, 8, 300, False), (64, 8, 256, True), (700, 2, 1000, False))
+        ),
+    ],
+)
+def test_choices_of_experts_are_placed(emulate, tokens, top_k, experts, is_masked):
+    """Shares of warps that end within a step, experts that nobody chose, more counters than experts, few warps."""
+    assert emulate(compare_places, tokens, top_k, experts, is_masked, seed=3)
 
 
 def test_a_small_sum(emulate):

@@ -87,4 +87,6 @@ def test_registrations_of_groups_are_sound():
     rows, gates = torch.tensor([[3, 1], [0, 7]]), torch.rand(2, 2, requires_grad=True)
     few = torch.randn(2, 48, requires_grad=True)
     torch.library.opcheck(ops.nn_spread.default, (few, rows, None, 9))
+    for is_masked in (False, True):
+        torch.library.opcheck(ops.nn_place.default, (rows, 8, is_masked))
     torch.library.opcheck(ops.nn_combine.default, (x, rows, gates))

@@ -228,6 +228,15 @@ def test_rows_are_placed_without_overlap():
     assert torch.equal(torch.bucketize(contiguous.rows, torch.tensor(starts[1:]), right=True), index)
 
 
+def test_choices_of_no_expert_have_no_row():
+    """Nor do they move the rows of others."""
+    index = torch.tensor([[0, -1, 2], [3, 2, 2], [1 << 40, 0, 0]])
+    contiguous, masked = place_contiguous(index, 3), place_masked(index, 3)
+    assert contiguous.rows.tolist() == [[0, 384, 128], [384, 129, 130], [384, 1, 2]] and contiguous.num_rows == 384
+    assert contiguous.groups.tolist() == [3, 128, 131]
+    assert masked.rows.tolist() == [[0, 9, 6], [9, 7, 7], [9, 1, 1]] and masked.groups.tolist() == [2, 0, 2]
+
+
 def test_most_rows_that_any_routing_needs_fit():
     for tokens, top_k, experts in ((1, 1, 4), (3, 2, 3), (130, 2, 3)):
         index = torch.stack([torch.randperm(experts)[:top_k] for _ in range(tokens)])

@@ -213,7 +213,7 @@ def test_a_layer_is_recorded_with_the_kernels_that_it_needs(tmp_path, monkeypatc
     own, first, activation, second = warm_up.read_shapes(path)
     assert own == LAYER and recorded_calls.parse_call(json.loads(recorded_calls.to_line(own))) == own
     assert {first, second} < {*layer.list_products(own)} and first.expected_m == second.expected_m == 20
-    assert layer.list_kernels(own) == dispatch.KERNELS + cast_kernels.list_kernels(activation)
+    assert layer.list_kernels(own) == dispatch.list_kernels(own.num_experts) + cast_kernels.list_kernels(activation)
     assert buffer.count_rows(own._replace(num_ranks=2)) != buffer.count_rows(own) == first.m
 
 
@@ -230,19 +230,24 @@ def test_a_layer_keeps_its_rows(monkeypatch):
     large = LAYER._replace(num_max_tokens_per_rank=1024)
     assert [problem.expected_m for problem in layer.list_products(large)] == [128, 128], "as its calls have"
     names = " ".join(job.describe() for job in given)
-    assert all(plain_symbol(name) in names for name, *_ in dispatch.KERNELS)
+    assert all(plain_symbol(name) in names for name, *_ in dispatch.list_kernels(LAYER.num_experts))
     assert "'kUe8m0': 0, 'kSwiglu': 1, 'kInterleaved': 1, 'kLimited': 1, 'kMasked': 1" in names
     assert "'kUe8m0': 0, 'kSwiglu': 0, 'kInterleaved': 0, 'kLimited': 0, 'kMasked': 0" in names, "of the tokens"
 
 
 def test_the_steps_of_a_layer_launch_what_is_listed(monkeypatch):
     launched = []
+
+    def take(name: str, threads: int, **constants: int):
+        launched.append((name, threads, constants))
+        return lambda grid, *given: None
+
     monkeypatch.setattr(dispatch, "_runs_kernels", lambda tensor: True)
     monkeypatch.setattr(dispatch, "_count_sms", lambda tensor: 132)
-    monkeypatch.setattr(dispatch, "get_kernel", lambda *kernel: launched.append(kernel) or (lambda grid, *given: None))
+    monkeypatch.setattr(dispatch, "get_kernel", take)
     monkeypatch.setattr(layer, "multiply_rows", lambda *given: None)
     run_layer()
-    assert [(*kernel, {}) for kernel in launched] == dispatch.KERNELS
+    assert launched == dispatch.list_kernels(LAYER.num_experts)
 
 
 def load_layer(folder: str) -> tuple[dict, int]:
@@ -263,7 +268,7 @@ def test_a_layer_is_loaded_ahead(tmp_path):
     loads = [event for event in events if event["call"] == "cuLibraryGetKernel"]
     assert (compiled, report["failures"], report["planned"]) == (0, [], 18)
     assert len(loads) == report["kernels"] == report["compiled"] == len(read_compiled(tmp_path))
-    assert {"// mega_place", "// mega_pull", "// mega_combine"} <= {*read_compiled(tmp_path)}
+    assert {"// place_rows", "// mega_pull", "// mega_combine"} <= {*read_compiled(tmp_path)}
 
 
 # Lines that no call has.

@@ -144,6 +144,13 @@ __forceinline__ T __shfl_down_sync(unsigned mask, T value, unsigned lanes) {
     return ::emulator::shuffle_value(mask, value, lane + lanes > 31 ? lane : lane + lanes, "__shfl_down_sync");
 }
 template <class T>
+__forceinline__ unsigned __match_any_sync(unsigned mask, T value) {
+    unsigned found = 0;
+    for (unsigned lane = 0; lane < 32; ++lane)
+        if (mask >> lane & 1) found |= unsigned(__shfl_sync(mask, value, lane) == value) << lane;
+    return found;
+}
+template <class T>
 __forceinline__ T __reduce_min_sync(unsigned mask, T value) {
     return ::emulator::reduce_value(mask, value, [](T a, T b) { return a < b ? a : b; });
 }
