@@ -4,6 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include "core/bind_errors.hpp"
 #include "core/error.hpp"
 #include "core/python.hpp"
 
@@ -23,4 +24,5 @@ PYBIND11_MODULE(_C, m) {
     deep_gemm::bind_core(m);
     deep_gemm::bind_selector(m);
     deep_gemm::bind_runtime(m);
+    deep_gemm::type_errors_of_calls(m);
 }

@@ -23,6 +23,7 @@ from deep_gemm.mega import layer
 from deep_gemm.planned import KernelOf
 from deep_gemm.recorded_calls import CALLS, Call, ExpertLayer, PrenormCall, SwigluCast, parse_call, with_rows
 from deep_gemm.selector_files import list_skus
+from deep_gemm.text import printable
 
 #: What a warm-up may be given: a problem, or a call that is none.
 Given = _C.Problem | Call
@@ -194,8 +195,10 @@ def read_shapes(path: Path) -> list["Given"]:
     """Return what is in a file that DG_RECORD_SHAPES named. Raises: ArgumentError, ProblemError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"problems = {path}: cannot be read ({error}); pass a file of DG_RECORD_SHAPES.") from error
+    except (OSError, ValueError) as error:  # ValueError: no text, or no name of a file
+        raise ArgumentError(
+            f"problems = {printable(path)}: cannot be read ({error}); pass a file of DG_RECORD_SHAPES."
+        ) from error
     found: list[Given] = []
     for number, line in enumerate(lines, 1):
         try:
@@ -229,9 +232,7 @@ def _read(problem) -> "Given":
     try:
         found = _C.Problem(**fields)
         return found.with_signals() if has_signals else found
-    except TypeError as error:
-        if isinstance(error, DeepGemmError):
-            raise
+    except TypeError as error:  # an ArgumentError, or names that are no text
         names = ", ".join(name if isinstance(name, str) else shorten(name) for name in problem)
         raise ProblemError(
             f"problem = {{{names}}}: needs op, m, n and k, and may have other fields of a problem; name them."

@@ -2,6 +2,7 @@
 
 #include <pybind11/gil_safe_call_once.h>
 
+#include "core/error.hpp"
 #include "core/problem.hpp"
 #include "core/python.hpp"
 
@@ -42,21 +43,24 @@ size_t FieldNames::find(py::handle name) const {
 std::vector<py::handle> FieldNames::place(const char* type, const py::args& args, const py::kwargs& kwargs) const {
     std::vector<py::handle> slots(fields_.size());
     if (args.size() > required_.size())
-        throw py::type_error(std::string(type) + "() takes at most " + std::to_string(required_.size()) +
-                             " arguments by position, not " + std::to_string(args.size()) + "; pass the rest by name");
+        throw Error(ErrorKind::kArgument, std::string(type) + "() takes at most " + std::to_string(required_.size()) +
+                                              " arguments by position, not " + std::to_string(args.size()) +
+                                              "; pass the rest by name");
     for (size_t i = 0; i < args.size(); ++i) slots[required_[i]] = PyTuple_GET_ITEM(args.ptr(), Py_ssize_t(i));
     PyObject *name, *value;
     for (Py_ssize_t position = 0; PyDict_Next(kwargs.ptr(), &position, &name, &value);) {
         const size_t index = find(name);
         if (index == fields_.size() || slots[index])
-            throw py::type_error(std::string(type) + "() got " +
-                                 (index == fields_.size() ? "an unknown argument " : "two values of the argument ") +
-                                 short_repr(name) + "; its arguments are " + signature());
+            throw Error(ErrorKind::kArgument,
+                        std::string(type) + "() got " +
+                            (index == fields_.size() ? "an unknown argument " : "two values of the argument ") +
+                            short_repr(name) + "; its arguments are " + signature());
         slots[index] = value;
     }
     for (size_t index : required_)
         if (!slots[index])
-            throw py::type_error(std::string(type) + "() lacks the argument '" + fields_[index]->name + "'; pass it");
+            throw Error(ErrorKind::kArgument,
+                        std::string(type) + "() lacks the argument '" + fields_[index]->name + "'; pass it");
     return slots;
 }
 

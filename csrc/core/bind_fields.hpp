@@ -19,7 +19,7 @@ class FieldNames {
     pybind11::handle name(size_t index) const { return names_[index]; }
 
     // The arguments of a constructor in the order of the fields, null where not given: required fields by position or
-    // name, the others by name. Raises TypeError.
+    // name, the others by name. Throws Error(kArgument).
     std::vector<pybind11::handle> place(const char* type, const pybind11::args& args,
                                         const pybind11::kwargs& kwargs) const;
 

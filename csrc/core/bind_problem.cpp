@@ -42,7 +42,9 @@ py::kwargs copy_state(const py::object& state) {
     py::dict copy;
     if (!py::isinstance<py::dict>(state) || PyDict_Update(copy.ptr(), state.ptr()) != 0) {
         PyErr_Clear();
-        throw py::type_error("state = " + short_repr(state) + ": must be the dict or the tuple of a pickle");
+        throw Error(ErrorKind::kArgument, "state = " + short_repr(state) +
+                                              ": must be the dict or the tuple of a pickle; unpickle what was "
+                                              "pickled");
     }
     return py::reinterpret_steal<py::kwargs>(copy.release());
 }
@@ -52,7 +54,8 @@ std::string_view checked_text(py::handle value, const Field& field) {
     const char* text = PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8AndSize(value.ptr(), &size) : nullptr;
     if (text != nullptr) return {text, size_t(size)};
     PyErr_Clear();
-    throw py::type_error(std::string(field.name) + " = " + short_repr(value) + ": must be text; pass a str");
+    throw Error(ErrorKind::kArgument,
+                std::string(field.name) + " = " + short_repr(value) + ": must be text; pass a str");
 }
 
 bool checked_bool(py::handle value, const char* name) {

@@ -15,6 +15,7 @@
 #include "core/legality.hpp"
 #include "core/logits_estimate.hpp"
 #include "core/loop_rule.hpp"
+#include "core/python.hpp"
 #include "core/second_tile.hpp"
 
 namespace py = pybind11;
@@ -40,13 +41,20 @@ py::dict constants_dict(const std::string& sku) {
 // What the estimate rates a problem as.
 Problem rated(const Problem& problem) { return find_masked_twin(problem).value_or(problem); }
 
+double parse_number(const char* name, const py::object& object) {
+    py::detail::make_caster<double> number;
+    if (!holds_tensor(object) && number.load(object, true)) return number;
+    throw Error(ErrorKind::kArgument,
+                std::string(name) + " = " + short_repr(object) + ": must be a number; pass a float");
+}
+
 HeuristicRates rates_from(const std::optional<py::dict>& constants, const Device& device) {
     HeuristicRates rates = base_rates(device.sku);
     if (!constants) return rates;
     size_t known = 0;
     for (const RateField& field : kRateFields) {
         if (!constants->contains(field.name)) continue;
-        rates.*field.member = (*constants)[field.name].cast<double>();
+        rates.*field.member = parse_number(field.name, (*constants)[field.name]);
         ++known;
     }
     if (known != constants->size())

@@ -50,8 +50,6 @@ bool has_tensor_in(PyObject* sequence, int depth) {
     return false;
 }
 
-// Whether an object is a tensor, or a list, tuple, set or dict with one in it. To print the numbers of one whose memory
-// is freed would crash. What nests deeper than anybody means to is taken for such an object.
 bool holds_tensor(PyObject* object, int depth) {
     if (depth == 0) return true;
     if (PyTuple_Check(object) || PyList_Check(object)) return has_tensor_in(object, depth - 1);
@@ -63,9 +61,11 @@ bool holds_tensor(PyObject* object, int depth) {
 
 }  // namespace
 
+bool holds_tensor(Borrowed object) { return holds_tensor(object, kMaxReprDepth); }
+
 std::string short_repr(Borrowed object) {
     try {
-        if (holds_tensor(object, kMaxReprDepth)) return std::string("an object of type ") + Py_TYPE(object)->tp_name;
+        if (holds_tensor(object)) return std::string("an object of type ") + Py_TYPE(object)->tp_name;
         const std::string text = utf8_of(Reference::take(PyObject_Repr(object)).get());
         return text.size() <= kMaxReprBytes ? text : std::string(clip_utf8(text, kMaxReprBytes - 3)) + "...";
     } catch (const PythonError&) {

@@ -66,6 +66,10 @@ std::string utf8_of(PyObject* text);
 // str(object). Throws PythonError.
 std::string str(PyObject* object);
 
+// Whether an object is a tensor, or a list, tuple, set or dict with one in it. To print the numbers of one whose memory
+// is freed would crash. What nests deeper than anybody means to is taken for such an object. Throws PythonError.
+bool holds_tensor(Borrowed object);
+
 // A short printable form of any object for messages: at most 80 bytes of UTF-8. Never raises.
 std::string short_repr(Borrowed object);
 

@@ -66,6 +66,70 @@ def test_what_an_instance_without_a_value_says():
         str(_C.Problem.__new__(_C.Problem))
 
 
+PROBLEM, CONFIG = _C.Problem("fp8_gemm", 64, 2112, 7168), _C.Config(64, 96, 128)
+#: Functions that run what they are given, classes that nobody makes, and settings, which would stay.
+LEFT_OUT = ("time_dispatch_hits", "Field", "OpKind")
+CALLABLE = sorted(
+    name for name, value in vars(_C).items() if callable(value) and name not in LEFT_OUT and not name.startswith("set_")
+)
+WRONG = [None, 7, -1, 1 << 70, 0.5, "x", "\ud800", b"x", object(), [None], {"x": 1}, (1, 2), torch.ones(3), PROBLEM]
+
+
+def list_wrong_calls() -> list[tuple]:
+    """Return arguments of which at least one is wrong for any function, by position."""
+    right, calls = (PROBLEM, CONFIG, DEVICE), [()]
+    for value in WRONG:
+        calls += [(value,) * size for size in range(1, 5)]
+        calls += [(*right[:place], value, *right[place + 1 : size]) for size in range(4) for place in range(size)]
+    return calls
+
+
+@pytest.mark.parametrize("name", CALLABLE)
+def test_what_no_caster_takes_is_a_typed_error(name):
+    untyped = []
+    for arguments in list_wrong_calls():
+        try:
+            getattr(_C, name)(*arguments)
+        except DeepGemmError:
+            continue
+        except Exception as error:
+            untyped.append(f"{arguments}: {type(error).__name__}: {error}"[:200])
+    assert not untyped, "\n".join(untyped[:5])
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda: deep_gemm.get_candidates(1, 2),
+            r"^get_candidates\(1, 2\): must be called as get_candidates\(problem: Problem, device: Device\); pass ",
+        ),
+        (
+            lambda: deep_gemm.get_candidates(PROBLEM, device="h200"),
+            r"\(Problem\('fp8_gemm', .*\), device='h200'\): must",
+        ),
+        (lambda: deep_gemm.get_candidates(), r"^get_candidates\(\): must be called as"),
+        (lambda: PROBLEM.as_dict(1, 2), r"^Problem.as_dict\(1, 2\): .* Problem.as_dict\(with_defaults: bool = True\);"),
+        (lambda: _C.Device.known(5), r"^Device.known\(5\): must be called as Device.known\(sku_or_short_name: str\);"),
+        (lambda: _C.Device("x"), r"^Device\('x'\): must be called as Device\(name: str, sm_count: object, \*, sku"),
+        (lambda: _C.is_batch_invariant(3), r"as is_batch_invariant\(\) or is_batch_invariant\(op: str\); pass"),
+        (lambda: _C.Problem(), "lacks the argument 'op'; pass it"),
+        (lambda: _C.Problem(5, 1, 1, 1), "op = 5: must be text; pass a str"),
+        (
+            lambda: _C.estimate_time_us(PROBLEM, _C.Config(64, 96, 4), DEVICE, {"launch_us": "x"}),
+            "launch_us = 'x': must be a number; pass a float",
+        ),
+    ],
+)
+def test_what_such_an_error_says(call, message):
+    with pytest.raises(ArgumentError, match=message):
+        call()
+
+
+def test_objects_of_other_types_are_unequal():
+    assert PROBLEM != 3 and CONFIG != PROBLEM and torch.ones(1) != DEVICE and _C.Problem(**PROBLEM.as_dict()) == PROBLEM
+
+
 class Lying(tuple):
     """A tuple of one that says that it holds as many as are asked for."""
 
@@ -147,6 +211,8 @@ def test_no_message_prints_numbers_that_are_gone(name, hold):
         deep_gemm.per_token_cast_to_fp8(torch.ones(4, 128), False, hold(free(torch.ones(3))))
     with pytest.raises(ArgumentError, match="device = an object of type"):
         deep_gemm.get_best_config(_C.Problem("fp8_gemm", 1, 128, 128), hold(free(torch.ones(3))))
+    with pytest.raises(ArgumentError, match=r"^get_candidates\(an object of type \w+, Device"):
+        deep_gemm.get_candidates(hold(free(torch.ones(3))), DEVICE)
     assert (d == 7).all()
 
 
