@@ -70,7 +70,7 @@ def cast_back_from_fp4(
     m, pairs = packed.shape
     scales = spread_scales("packed", (m, 2 * pairs), packed.device, sf, gran_k, use_packed_ue8m0)
     codes = _split(packed)
-    magnitudes = torch.tensor(_MAGNITUDES, device=packed.device)[(codes % _SIGN).int()]
+    magnitudes = torch.tensor(_MAGNITUDES, dtype=torch.float32, device=packed.device)[(codes % _SIGN).int()]
     values = torch.where((codes >= _SIGN) & (magnitudes > 0), -magnitudes, magnitudes)
     return values * scales
 

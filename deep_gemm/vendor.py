@@ -4,6 +4,7 @@ They go through torch, which calls cuBLASLt for CUDA tensors.
 """
 
 import contextlib
+from collections.abc import Iterator
 
 import torch
 
@@ -73,8 +74,20 @@ def _run(layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torc
 
 
 def writing(*outputs: torch.Tensor) -> contextlib.AbstractContextManager:
-    """Return the mode in which torch writes `outputs` without recording a graph, those made for inference or not."""
-    return torch.inference_mode() if any(d.is_inference() for d in outputs) else torch.no_grad()
+    """Return the mode in which torch writes `outputs` without recording a graph, those made for inference or not, and
+    computes in the dtypes of the formulas, also within autocast.
+    """
+    mode = torch.inference_mode() if any(d.is_inference() for d in outputs) else torch.no_grad()
+    device = outputs[0].device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):  # torch refuses the question of meta tensors
+        return mode
+    return _without_autocast(mode, device)
+
+
+@contextlib.contextmanager
+def _without_autocast(mode: contextlib.AbstractContextManager, device: str) -> Iterator[None]:
+    with mode, torch.autocast(device, enabled=False):
+        yield
 
 
 def check_operands(
