@@ -23,7 +23,14 @@ def is_suitable(module: torch.nn.Module, name: str) -> bool:
     A torch.nn.Linear, no subclass, whose features are multiples of 16, and no head or router by its name
     (`KEPT`): logits and the choice of experts keep the model's precision. Experts in one module (deep_gemm.nn.fused)
     whose features are multiples of 16.
+
+    Raises: ArgumentError for what is no module or no name.
     """
+    if not isinstance(module, torch.nn.Module) or not isinstance(name, str):
+        raise ArgumentError(
+            f"module = {shorten(type(module))}, name = {shorten(name)}: must be a torch.nn.Module and a str; pass"
+            " what model.named_modules() gives."
+        )
     if holds_experts(module):
         return _are_multiples(module.down_proj.shape[1:])
     is_linear = type(module) is torch.nn.Linear

@@ -164,6 +164,7 @@ class Fp8Experts(torch.nn.Module):
 
         Raises: ArgumentError, DtypeError, ShapeError.
         """
+        check_tensors(x=x)
         check_rows(x)
         check_last_dim(x, self.gate_up_proj.in_features, False)
         rows = x.reshape(-1, x.shape[-1])
@@ -220,7 +221,14 @@ def _check_routing(rows: torch.Tensor, index: torch.Tensor, weights: torch.Tenso
             f"top_k_index.shape = {list(index.shape)}, top_k_weights.shape = {list(weights.shape)}: both must be"
             f" [{rows.shape[0]}, top_k]; pass one row for each token."
         )
-    if index.is_cpu and index.numel() and not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return
+    if torch._C._functorch.is_batchedtensor(index):
+        raise ArgumentError(
+            "top_k_index: torch.vmap maps over it, but tokens are placed by one routing; give the tokens of all in one"
+            " call, or map over x and top_k_weights alone."
+        )
+    if index.is_cpu and index.numel():
         _check_choices(index, num_experts)
 
 

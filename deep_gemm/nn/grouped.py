@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 
-from deep_gemm.arguments import shorten
+from deep_gemm.arguments import check_bool, check_integer, shorten
 from deep_gemm.errors import ArgumentError, ShapeError
 from deep_gemm.nn.grouped_ops import nn_grouped, nn_grouped_masked
-from deep_gemm.nn.linear import check_rows, check_sizes, check_tensors, get_output_dtype
+from deep_gemm.nn.linear import check_options, check_rows, check_sizes, check_tensors, get_output_dtype
 from deep_gemm.nn.products import check_features
+from deep_gemm.nn.registration import check_no_tangents
 from deep_gemm.nn.weights import Fp8Weight, check_stored
 
 
@@ -39,6 +40,7 @@ class Fp8GroupedLinear(Fp8Weight):
         dtype: torch.dtype | None = None,
     ):
         check_sizes(num_groups=num_groups, in_features=in_features, out_features=out_features)
+        check_options(device, dtype, trainable=trainable)
         check_features(in_features, out_features)
         if num_groups < 1:
             raise ShapeError(f"num_groups = {num_groups}: must be at least 1; a layer without groups has no rows.")
@@ -59,6 +61,7 @@ class Fp8GroupedLinear(Fp8Weight):
         Raises: ArgumentError for no tensor; ShapeError for another rank, or for features that are no multiples of 16.
         """
         check_tensors(weight=weight)
+        check_bool("trainable", trainable)
         _check_rank(weight)
         layer = cls._make_empty(trainable)
         layer.take_weight(weight, trainable)
@@ -112,6 +115,8 @@ class Fp8GroupedLinear(Fp8Weight):
         Raises: ArgumentError, DtypeError, ShapeError.
         """
         check_rows(x)
+        check_tensors(ends=ends)
+        check_bool("is_swiglu", is_swiglu)
         return nn_grouped(
             x, self.weight, self.weight_scale_inv, ends, self.get_main_grad(), is_swiglu, get_output_dtype(x)
         )
@@ -128,10 +133,14 @@ class Fp8GroupedLinear(Fp8Weight):
         Raises: ArgumentError where a gradient would be wanted: this form has no backward; ShapeError, DtypeError.
         """
         check_rows(x)
+        check_tensors(masked_m=masked_m)
+        check_bool("is_swiglu", is_swiglu)
+        expected_m = check_integer("expected_m", expected_m)
         if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
             raise ArgumentError(
                 "masked rows: have no backward; call under torch.no_grad(), or use the contiguous form for training."
             )
+        check_no_tangents("nn_grouped_masked", (x, self.weight))
         return nn_grouped_masked(
             x, self.weight, self.weight_scale_inv, masked_m, expected_m, is_swiglu, get_output_dtype(x)
         )

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from deep_gemm.arguments import check_integer
+from deep_gemm.arguments import check_bool, check_flag, check_integer, shorten
 from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
 from deep_gemm.nn.dense_ops import nn_linear
 from deep_gemm.nn.products import check_features
@@ -16,6 +16,21 @@ def check_sizes(**sizes: Any) -> None:
     """Raise ArgumentError unless the sizes of a layer are integers."""
     for name, size in sizes.items():
         check_integer(name, size)
+
+
+def check_options(device: Any, dtype: Any, **flags: Any) -> None:
+    """Raise ArgumentError, DtypeError unless torch can make the parameters of a layer so."""
+    for name, flag in flags.items():
+        check_flag(name, flag)
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise ArgumentError(f"dtype = {shorten(dtype)}: must be a torch.dtype; pass torch.bfloat16, for example.")
+    if dtype is not None and (not dtype.is_floating_point or dtype.itemsize == 1):
+        raise DtypeError(f"dtype = {dtype}: must be BF16, FP16 or FP32; FP8 weights are made with trainable=False.")
+    try:
+        torch.device("cpu" if device is None else device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ArgumentError(f"device = {shorten(device)}: {reason}; pass 'cuda' or 'cpu', for example.") from None
 
 
 def check_tensors(**tensors: Any) -> None:
@@ -72,6 +87,7 @@ class Fp8Linear(Fp8Weight):
         dtype: torch.dtype | None = None,
     ):
         check_sizes(in_features=in_features, out_features=out_features)
+        check_options(device, dtype, bias=bias, trainable=trainable)
         check_features(in_features, out_features)
         super().__init__()
         linear = torch.nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
@@ -136,6 +152,7 @@ class Fp8Linear(Fp8Weight):
         up], which is computed in FP32 and quantised at once.
         """
         check_rows(x)
+        check_bool("is_swiglu", is_swiglu)
         return nn_linear(
             x, self.weight, self.weight_scale_inv, self.bias, self.get_main_grad(), is_swiglu, get_output_dtype(x)
         )

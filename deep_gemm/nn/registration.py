@@ -4,10 +4,11 @@ begin with `nn_`, with fake implementations and, where they are differentiable, 
 One definition serves tensors of every device: the products run the reference on CPU tensors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from deep_gemm.errors import ArgumentError
 from deep_gemm.library import NAMESPACE, get_library, get_op
@@ -29,20 +30,66 @@ def register(name: str, schema: str, run: Callable, fake: Callable) -> torch._op
 
 def differentiate(name: str, setup: Callable, backward: Callable) -> None:
     """Register the backward of an op: `setup(ctx, inputs, output)` keeps what `backward(ctx, grad)` reads, which
-    returns the gradient of every input. What would differentiate a gradient again gets an ArgumentError.
+    returns the gradient of every input. What would differentiate a gradient again gets an ArgumentError, and so do
+    tangents (forward mode) and what torch.func differentiates.
     """
     full_name = f"{NAMESPACE}::{name}"
 
     def differentiate_once(ctx, grad: torch.Tensor) -> tuple:
-        if not torch.is_grad_enabled():
-            return backward(ctx, grad)
         seen = _Seen(ctx)
+        check_no_tangents(name, (grad, *seen.saved_tensors))
+        if not torch.is_grad_enabled():
+            return backward(seen, grad)
+        if torch._C._are_functorch_transforms_active():
+            raise ArgumentError(_describe_transform(name))
         with torch.no_grad():
             gradients = backward(seen, grad)
         return _Gradients.apply(name, len(gradients), *gradients, grad, *seen.saved_tensors)
 
     if not torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "Autograd"):
-        torch.library.register_autograd(full_name, differentiate_once, setup_context=setup, lib=get_library())
+        torch.library.register_autograd(full_name, differentiate_once, setup_context=setup, lib=_Guarded(name))
+
+
+def check_no_tangents(name: str, operands: Iterable[Any]) -> None:
+    """Raise ArgumentError where a tensor has a tangent of forward mode: an op that computes with the values alone would
+    drop it, and derivatives would be 0 with no word of it.
+    """
+    if forward_ad._current_level < 0:  # as nearly always
+        return
+    for operand in operands:
+        if isinstance(operand, torch.Tensor) and forward_ad.unpack_dual(operand).tangent is not None:
+            raise ArgumentError(
+                f"{name}: an operand has a tangent (torch.func.jvp, jacfwd, torch.autograd.forward_ad), but FP8 layers"
+                " have no derivatives in forward mode; use torch.autograd.grad, or torch's layers."
+            )
+
+
+def _describe_transform(name: str) -> str:
+    return (
+        f"{name}: is differentiated by torch.func (grad, vjp, jacrev, or within vmap with create_graph), which cannot"
+        " see the derivative of a registered op; use torch.autograd.grad, or torch's layers."
+    )
+
+
+class _Guarded:
+    """The library, as torch.library.register_autograd asks for it. Kernels of autograd see the tensors of every level
+    of torch.func, and refuse there what would be lost or has no derivative.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def impl(self, name: str, kernel: Callable, key: str, **options: Any) -> None:
+        """Register a kernel that makes these checks first."""
+
+        def run(keyset, *operands):
+            check_no_tangents(self._name, operands)
+            is_transformed = torch._C._are_functorch_transforms_active() and torch.is_grad_enabled()
+            if is_transformed and any(isinstance(one, torch.Tensor) and one.requires_grad for one in operands):
+                raise ArgumentError(_describe_transform(self._name))
+            return kernel(keyset, *operands)
+
+        get_library().impl(name, run, key, **options)
 
 
 class _Seen:

@@ -11,6 +11,7 @@ from typing import Self
 
 import torch
 
+from deep_gemm.arguments import check_flag
 from deep_gemm.errors import DtypeError, ShapeError
 from deep_gemm.numerics import widen
 from deep_gemm.quantize import SCALE_BLOCK, ceil_div, per_block_cast_to_fp8
@@ -71,6 +72,7 @@ class Fp8Weight(torch.nn.Module):
 
     def take_weight(self, weight: torch.Tensor, is_trainable: bool) -> None:
         """Make `weight`, of BF16 or FP32, the weight of this module, quantised where it is not to be trained."""
+        check_flag("trainable", is_trainable)
         if is_trainable:
             self.weight = weight if isinstance(weight, torch.nn.Parameter) else torch.nn.Parameter(weight)
             self.register_parameter("weight_scale_inv", None)

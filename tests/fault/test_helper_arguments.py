@@ -1,4 +1,4 @@
-"""Casts, layouts and the helpers of tests with arguments of wrong types: a typed error, or the right thing."""
+"""Casts, layouts, choices, layers and helpers of tests with arguments of wrong types: typed errors, or results."""
 
 import inspect
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import deep_gemm
-from deep_gemm import dequantize, fp4, group_packing, layout, packing, quantize, testing
+from deep_gemm import dequantize, fp4, group_packing, layout, nn, packing, quantize, testing
 from deep_gemm.errors import DeepGemmError
 from tests.gpu.mega_operands import FakeGroup, make_weights
 
@@ -20,6 +20,10 @@ FP8 = quantize.per_token_cast_to_fp8(X, False)
 GROUPS = torch.tensor([128, 256], dtype=torch.int32)
 BLOCKS = tuple(deep_gemm.per_block_cast_to_fp8(one, False) for one in make_weights(4, 256, 128))
 WEIGHTS = deep_gemm.transform_weights_for_mega_moe_sm90(*BLOCKS)
+LINEAR, LAYER = torch.nn.Linear(256, 16), nn.Fp8Linear(256, 16)
+GROUPED, EXPERTS = nn.Fp8GroupedLinear(2, 256, 16), nn.Fp8Experts(2, 256, 16)
+PROBLEM, CONFIG, DEVICE = deep_gemm.Problem("fp8_gemm", 64, 128, 128), deep_gemm.Config(64, 128, 4), "h200"
+OPTIONS = {"trainable": False, "device": "cpu", "dtype": torch.bfloat16}
 BUFFER = deep_gemm.SymmBuffer(FakeGroup(0, 1), 4, 128, 2, 256, 128)
 
 #: Functions with arguments that are right.
@@ -132,6 +136,33 @@ CALLS = {
             "sqr_sum": torch.empty(1, 5),
             "num_splits": 1,
         },
+    ),
+    "choice": (deep_gemm.get_best_config, {"problem": PROBLEM, "device": DEVICE}),
+    "heuristic": (deep_gemm.get_analytic_config, {"problem": PROBLEM, "device": DEVICE}),
+    "candidates": (deep_gemm.get_candidates, {"problem": PROBLEM, "device": deep_gemm.Device.known(DEVICE)}),
+    "legality": (
+        deep_gemm.is_legal,
+        {"problem": PROBLEM, "config": CONFIG, "device": deep_gemm.Device.known(DEVICE)},
+    ),
+    "warm-up": (
+        deep_gemm.warmup,
+        {"problems": [], "m": None, "device": DEVICE, "any_size": False, "cores": 1},
+    ),
+    "linear": (nn.Fp8Linear, {"in_features": 32, "out_features": 16, "bias": False} | OPTIONS),
+    "grouped": (nn.Fp8GroupedLinear, {"num_groups": 2, "in_features": 32, "out_features": 16} | OPTIONS),
+    "experts": (nn.Fp8Experts, {"num_experts": 2, "hidden_size": 32, "intermediate_size": 16} | OPTIONS),
+    "from_linear": (nn.Fp8Linear.from_linear, {"linear": LINEAR, "trainable": True}),
+    "from_weight": (nn.Fp8GroupedLinear.from_weight, {"weight": GROUPED.weight, "trainable": True}),
+    "suitable": (nn.is_suitable, {"module": LINEAR, "name": "up"}),
+    "linear layer": (LAYER, {"x": X, "is_swiglu": False}),
+    "grouped layer": (GROUPED, {"x": X, "ends": torch.tensor([5, 5], dtype=torch.int32), "is_swiglu": False}),
+    "masked layer": (
+        nn.Fp8GroupedLinear(2, 256, 16, trainable=False).forward_masked,
+        {"x": X.view(2, 64, 256), "masked_m": LENGTHS.clamp(max=64), "expected_m": 9, "is_swiglu": False},
+    ),
+    "expert layer": (
+        EXPERTS,
+        {"x": X, "top_k_index": torch.zeros(128, 2).int(), "top_k_weights": torch.ones(128, 2), "layout": None},
     ),
     "calc_diff": (testing.calc_diff, {"x": X, "y": X.clone()}),
     "count_bytes": (lambda x, y: testing.count_bytes(x, y), {"x": X, "y": (X, [X])}),
