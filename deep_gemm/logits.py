@@ -19,6 +19,7 @@ PITCH_UNIT = 64
 UNIT = 64
 PAGE_SIZES = _C.PAGE_SIZES
 _MAX_SLOTS = 1 << 20
+_MAX_UNITS = (1 << 32) - 1  # mqa_metadata.cuh adds them up in 32 bits, and the schedule holds them
 _THREADS = 1024  # mqa_metadata.cuh
 
 
@@ -37,9 +38,10 @@ def get_paged_mqa_logits_metadata(
         indices: int32 [sequences] or None: which rows are of one request; the schedule does not depend on it.
 
     Returns: int32 [num_sms + 1, 2], contiguous: (sequence, unit of 64 positions in it), and in the last row (sequences,
-        units of all).
+        units of all, which are fewer than 2^32: 2^38 positions).
 
-    Raises: ArgumentError, DtypeError, ShapeError, LayoutError, DeviceError.
+    Raises: ArgumentError, also for more units than that, on the CPU alone: lengths on a GPU are not read by the host.
+        DtypeError, ShapeError, LayoutError, DeviceError.
     """
     schedule = _schedule(context_lens, block_kv, num_sms, indices)
     if schedule is not NotImplemented:
@@ -77,11 +79,16 @@ def compute_schedule(context_lens: torch.Tensor, num_slots: int) -> torch.Tensor
     most = context_lens.new_zeros(len(context_lens)) if columns is None else columns.amax(dim=1)
     units = (most.long() + UNIT - 1) // UNIT
     total, ends = int(units.sum()), units.cumsum(0)
-    begins = torch.arange(num_slots, dtype=torch.int64) * total // num_slots
+    if total > _MAX_UNITS:
+        raise ArgumentError(
+            f"context_lens: all sequences have {total} units of {UNIT} positions, which must be fewer than 2^32; make a"
+            " schedule for fewer sequences at a time."
+        )
+    begins = torch.arange(num_slots, dtype=torch.int64, device=units.device) * total // num_slots
     sequences = torch.searchsorted(ends, begins, right=True)
     before = torch.cat([ends.new_zeros(1), ends])[sequences]
     slots = torch.stack([sequences, begins - before], dim=1)
-    return torch.cat([slots, torch.tensor([[len(units), total]])]).int()
+    return torch.cat([slots, slots.new_tensor([[len(units), total]])]).int()
 
 
 def _check_lengths(context_lens: torch.Tensor, block_kv: int, num_sms: int, indices: torch.Tensor | None) -> int:

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/logits.hpp"
 #include "runtime/arguments.hpp"
 #include "runtime/family.hpp"
 #include "runtime/logits.hpp"
@@ -69,6 +70,19 @@ void check_result(const Call& call, const QuerySizes& query) {
         fail_dtype(call.d, "must be torch.bfloat16 or torch.float32; allocate it as one of them.");
 }
 
+// Kernels divide their work in units of 64 positions of a row, and count those of all rows in 32 bits. `rows` may have
+// `columns` positions each, and cost some units besides.
+void check_units(const char* rows, int64_t num_rows, const char* columns, int64_t num_columns) {
+    constexpr int64_t kMostUnits = (int64_t(1) << 32) - 1,
+                      kMostCost = 4;  // _SEGMENT_COST in deep_gemm/jit/generator.py
+    const int64_t units = (num_columns + kKeysPerStage - 1) / kKeysPerStage + kMostCost;
+    if (num_rows <= kMostUnits / units) return;
+    fail_shape(std::string(rows) + " = " + std::to_string(num_rows) + ", " + columns + " = " +
+               std::to_string(num_columns) +
+               ": kernels count units of 64 positions in 32 bits, so that all rows may have 2^38 positions at most; "
+               "pass fewer rows at a time.");
+}
+
 Sizes check_unpaged(const Call& call) {
     check_rank(call.a, {{"tokens", 0}, {"heads", 0}, {"head_dim", 0}});
     const QuerySizes query = query_sizes(call);
@@ -83,6 +97,7 @@ Sizes check_unpaged(const Call& call) {
         check_shape(*range, {{"tokens", query.tokens}});
     if (!call.logits->is_compressed) call.logits->columns = n;
     check_limit("columns", call.logits->columns);
+    check_units("tokens", query.tokens, "columns", call.logits->columns);
     return {query.tokens, call.logits->columns == 0 ? 0 : n, query.head_dim};
 }
 
@@ -129,6 +144,7 @@ Sizes check_paged(const Call& call) {
     check_pages(call.b, query.head_dim);
     check_shape(call.scale_a, {{"sequences * next_n", query.tokens}, {"heads", query.heads}});
     check_sequences(call, query);
+    check_units("sequences", call.a.view.shape[0], "max_context_len", call.logits->columns);
     check_schedule(call.logits->schedule);
     return {query.tokens, call.logits->columns, query.head_dim};
 }

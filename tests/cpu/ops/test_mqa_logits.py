@@ -10,7 +10,7 @@ import deep_gemm
 from deep_gemm.errors import ArgumentError, DeepGemmError, DeviceError, DtypeError, LayoutError, ShapeError
 from tests.gpu.logits_operands import compress, expect_paged, expect_prefill, make_paged, make_prefill
 
-INF = float("-inf")
+INF, FP8 = float("-inf"), torch.float8_e4m3fn
 
 
 def run_paged(operands: dict, columns: int, num_sms: int = 4, **options) -> torch.Tensor:
@@ -285,6 +285,56 @@ def spread(cache: torch.Tensor, more: int) -> torch.Tensor:
 def test_paged_checks(changes, error, message):
     with pytest.raises(error, match=message):
         deep_gemm.fp8_paged_mqa_logits(**PAGED | {"schedule_meta": SCHEDULE, "max_context_len": 80} | changes)
+
+
+def describe(sequences: int) -> dict:
+    """Return operands without memory of so many sequences of one token."""
+    own = {name: PAGED[name][:1, :1] if name == "q" else PAGED[name][:1] for name in PAGED if name != "kv_cache"}
+    grown = {name: tensor.to("meta").repeat(sequences, *[1] * (tensor.ndim - 1)) for name, tensor in own.items()}
+    return grown | {"kv_cache": PAGED["kv_cache"].to("meta"), "schedule_meta": SCHEDULE.to("meta")}
+
+
+@pytest.mark.parametrize("sequences, columns", [(127, (1 << 31) - 1), (1 << 20, (1 << 18) - 64 * 5)])
+def test_paged_calls_have_as_many_units_as_kernels_count(sequences, columns):
+    """Kernels add up units of 64 positions in 32 bits. 127 sequences of the greatest length fit, 128 do not."""
+    logits = deep_gemm.fp8_paged_mqa_logits(**describe(sequences), max_context_len=columns)
+    assert logits.shape == (sequences, columns) and logits.stride(0) >= columns
+    more = {"max_context_len": columns} if sequences == 127 else {"max_context_len": 2 * columns}
+    with pytest.raises(
+        ShapeError, match=r"max_context_len = \d+: kernels count units of 64 positions in 32 bits, .* 2\^38"
+    ):
+        deep_gemm.fp8_paged_mqa_logits(**describe(sequences + 1), **more)
+
+
+def test_prefills_have_as_many_units_as_kernels_count():
+    def run(tokens: int, n: int, **options) -> torch.Tensor:
+        q, kv, weights = (torch.empty(0, device="meta", dtype=dtype) for dtype in (FP8, FP8, torch.float32))
+        q, kv, weights = (
+            q.new_empty(tokens, 8, 32),
+            (kv.new_empty(n, 32), weights.new_empty(n)),
+            weights.new_empty(tokens, 8),
+        )
+        return deep_gemm.fp8_mqa_logits(q, kv, weights, *torch.empty(2, tokens, device="meta").int(), **options)
+
+    assert run((1 << 16) - 1, 1 << 21).shape == ((1 << 16) - 1, 1 << 21)
+    with pytest.raises(ShapeError, match="tokens = 131072, columns = 2097152: kernels count units"):
+        run(1 << 17, 1 << 21)
+    assert run(1 << 17, 1 << 21, max_seqlen_k=4096).shape == (1 << 17, 4096)
+
+
+def test_a_schedule_holds_as_many_units_as_kernels_count():
+    longest = (1 << 31) - 1
+    schedule = deep_gemm.get_paged_mqa_logits_metadata(torch.full((127,), longest, dtype=torch.int32), 64, 127)
+    assert schedule[:-1, 0].tolist() == list(range(127)) and not schedule[:-1, 1].any()
+    assert schedule[-1].tolist() == [127, (127 << 25) - (1 << 32)]  # as bits, which kernels read without a sign
+    with pytest.raises(ArgumentError, match="context_lens: all sequences have 4294967296 units of 64 positions"):
+        deep_gemm.get_paged_mqa_logits_metadata(torch.full((128,), longest, dtype=torch.int32), 64, 127)
+
+
+def test_a_schedule_lies_where_its_lengths_do():
+    expected = deep_gemm.get_paged_mqa_logits_metadata(PAGED["context_lens"], 64, 4)
+    with torch.device("meta"):
+        assert torch.equal(deep_gemm.get_paged_mqa_logits_metadata(PAGED["context_lens"], 64, 4), expected)
 
 
 @pytest.mark.parametrize(
