@@ -1,5 +1,8 @@
 """Which blocks of a database a snapshot keeps: of one SKU, the newest kernels of each op kind, those of older ones that
 training joins to them, and older energies.
+
+Their sentinels stay, because `compare` tells from them how noisy a sweep was. They say nothing of which kernels have
+results.
 """
 
 from collections.abc import Iterable, Mapping, Set
@@ -53,19 +56,24 @@ class Kernels:
 def find_sku(found: Tables, name: str) -> str:
     """Return the SKU that `name` means, which may be a short name such as h200, in any case.
 
-    Raises: UsageError where no block was measured on it.
+    Raises: UsageError where no block of a sweep's own regime was measured to the end on it.
     """
     try:
         sku = _C.Device.known(name).sku
     except DeepGemmError:
         sku = name
-    measured = {found["device"][(row["device_id"],)]["sku"] for row in found["block"].values()}
+    measured = {found["device"][(row["device_id"],)]["sku"] for row in found["block"].values() if is_result(row)}
     if sku not in measured:
-        raise errors.UsageError(
-            f"--sku {name}: nothing was measured on it, so nothing was written; use one of"
-            f" {', '.join(sorted(measured))}"
-        )
+        known = f"use one of {', '.join(sorted(measured))}" if measured else "nor was anything elsewhere: sweep first"
+        raise errors.UsageError(f"--sku {name}: nothing was measured on it to the end, so nothing was written; {known}")
     return sku
+
+
+def is_result(row: Mapping) -> bool:
+    """Return whether a block tells something of its kernels, in the way of origins.list_kernel_hashes: it is finished
+    and of a sweep's own regime.
+    """
+    return row["status"] == "finished" and is_own(row["regime"])
 
 
 def find_newest(
@@ -76,7 +84,7 @@ def find_newest(
 
     `rows_of` are the measured rows of blocks by uid, `powered` the blocks that hold energies.
     """
-    ranked = rank_kernels(found, rows_of, sku)
+    ranked = rank_kernels(found, rows_of, powered, sku)
     joined = [each for of_op in ranked for each in find_joined(found, of_op)]
     needed = {key for each in joined for key in each.rows_of}
     alone = find_energies(found, ranked, powered) - needed
@@ -104,20 +112,24 @@ def find_joined(found: Tables, ranked: list[Kernels]) -> list[Kernels]:
     return [each for each in joined[1:] if each.rows_of]
 
 
-def rank_kernels(found: Tables, rows_of: Mapping[str, int], sku: str) -> list[list[Kernels]]:
-    """Return the kernels of each op kind on `sku`, the newest first."""
+def rank_kernels(found: Tables, rows_of: Mapping[str, int], powered: Set[tuple], sku: str) -> list[list[Kernels]]:
+    """Return the kernels of each op kind on `sku`, the newest first, and last those that have nothing but energies.
+
+    Kernels that no problem was measured with to the end are left out: sentinels of a sweep that was stopped before its
+    first problem ended would take the place of results.
+    """
     kernels: dict[str, dict[str, Kernels]] = {}
-    dates: dict[tuple[str, str], str] = {}
+    dates: dict[tuple[str, str], tuple[bool, str]] = {}
     for key, row in found["block"].items():
         if found["device"][(row["device_id"],)]["sku"] == sku:
             op, kernel_hash = found["problem"][(row["problem_id"],)]["op"], row["kernel_hash"]
             each = kernels.setdefault(op, {}).setdefault(kernel_hash, Kernels(op, kernel_hash, {}))
             each.rows_of[key] = rows_of.get(key[0], 0)
-            dates[op, kernel_hash] = max(dates.get((op, kernel_hash), ""), row["created"])
-    return [
-        [of_op[name] for name in sorted(of_op, key=lambda name: (dates[op, name], name), reverse=True)]
-        for op, of_op in kernels.items()
-    ]
+            if is_result(row) or key in powered:
+                date = is_result(row), row["created"]
+                dates[op, kernel_hash] = max(dates.get((op, kernel_hash), date), date)
+    order = sorted(dates, key=lambda place: (dates[place], place[1]), reverse=True)
+    return [[of_op[name] for one, name in order if one == op] for op, of_op in kernels.items() if op in dict(order)]
 
 
 def find_mixed(found: Tables) -> dict[tuple, dict[tuple, int]]:
@@ -175,6 +187,12 @@ def leave_visits(found: Tables) -> Tables:
         "best": {key: row for key, row in found["best"].items() if (row["block_id"],) not in gone},
         MEASURED: {key: row for key, row in found[MEASURED].items() if key[:1] not in gone},
     }
+
+
+def count_sentinels(found: Tables) -> int:
+    """Return how many measured rows are of sentinels."""
+    visits = {key for key, row in found["block"].items() if is_sentinel(row["regime"])}
+    return sum(key[:1] in visits for key in found[MEASURED])
 
 
 def find_compared(found: Tables) -> set[tuple]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Connection, and_, func, select
 
 from tuner.db import tables
-from tuner.problems.regimes import NOT_OWN
+from tuner.problems.regimes import NOT_OWN, SENTINEL
 
 
 class Origin(NamedTuple):
@@ -28,6 +28,18 @@ def load_origins(connection: Connection) -> dict[int, Origin]:
 def has_own_regime() -> ColumnElement[bool]:
     """Return the condition that a block is of a sweep's own regime, see regimes.is_own."""
     return and_(*(~tables.block.c.regime.endswith(suffix) for suffix in NOT_OWN))
+
+
+def is_of_sentinel() -> ColumnElement[bool]:
+    """Return the condition that a block is of a sentinel, see regimes.is_sentinel."""
+    return tables.block.c.regime.endswith(SENTINEL)
+
+
+def count_sentinels(connection: Connection) -> int:
+    """Return the number of measured rows of sentinels."""
+    block, measurement = tables.block, tables.measurement
+    query = select(func.count()).select_from(measurement).join(block, block.c.id == measurement.c.block_id)
+    return connection.execute(query.where(is_of_sentinel())).scalar_one()
 
 
 def list_kernel_hashes(connection: Connection, op: str, sku: str) -> list[str]:

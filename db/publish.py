@@ -13,7 +13,7 @@ from typing import NoReturn, cast
 from sqlalchemy import Connection, func, select
 
 from tuner import errors
-from tuner.db import tables
+from tuner.db import coverage, origins, tables
 from tuner.db.checksums import add_checksums
 from tuner.db.documents import MEASURED, SMALL_TABLES
 from tuner.db.engine import check_path
@@ -22,6 +22,7 @@ from tuner.db.naturals import KEYS, Tables, check_tables, natural_key, read_tabl
 from tuner.db.newest import (
     Kernels,
     choose_left_out,
+    count_sentinels,
     find_mixed,
     find_newest,
     find_sku,
@@ -33,7 +34,7 @@ from tuner.db.store import Store
 from tuner.db.transfer import add_tables, open_source, read_measurements_of
 from tuner.db.values import make_key
 from tuner.files import replacing
-from tuner.problems.regimes import is_energy
+from tuner.problems.regimes import is_energy, is_own
 
 #: The recorded snapshot is part of the package and must stay smaller than this.
 MAX_SNAPSHOT_BYTES = 8_000_000
@@ -58,7 +59,7 @@ def snapshot(
     source: str | os.PathLike, target: str | os.PathLike, sku: str | None = None, max_bytes: int = MAX_SNAPSHOT_BYTES
 ) -> dict:
     """Write a copy of `source` that may be published to `target`; return {"bytes", "tables", "left_out",
-    "visits_left_out", "searches_left_out"}.
+    "visits_left_out", "searches_left_out", "sentinels"}.
 
     Host names, command lines, paths and logs are removed; UUIDs are hashed in every database. What nothing needs of a
     snapshot is removed, too: all samples, quantiles and deviations, what compilers reported, in which order a block's
@@ -70,7 +71,9 @@ def snapshot(
     measured with more draws of the group sizes, too. Where that makes more than `max_bytes`, the other older kernels of
     the op kinds with most rows are left out. Where that is not enough, so are the visits to a sentinel between the
     first and the last one of a board in a sweep, then the search row of each config that its block confirmed, of as few
-    op kinds as need be: the confirmation is better. Those energies of older kernels are left out last.
+    op kinds as need be: the confirmation is better. Those energies of older kernels are left out last. Sentinels stay
+    for `compare`; "sentinels" says how many of the measured rows are theirs. Kernels that no problem was measured with
+    to the end are no newer ones, and none of the kept ones.
     SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
@@ -81,8 +84,10 @@ def snapshot(
     with tempfile.TemporaryDirectory() as folder, replacing(path) as fresh, translated(path):
         with Store.open(back_up(source, Path(folder) / "backup.db"), "ro") as store, store.reading() as connection:
             copy = Copy.read(connection, source)
-            if not copy.rows_of:
-                raise errors.UsageError(f"{source}: holds no measurements, so nothing was written; sweep first")
+            if not any(is_own(copy.found["block"][(uid,)]["regime"]) for uid in copy.rows_of):
+                raise errors.UsageError(
+                    f"{source}: holds no measurements, so nothing was written; sweep first (sentinels do not count)"
+                )
             if sku:
                 kept, left_out = write_newest(fresh, path, copy, find_sku(copy.found, sku), max_bytes)
             else:
@@ -95,6 +100,7 @@ def snapshot(
         "left_out": [each.describe() for each in left_out.kernels],
         "visits_left_out": left_out.visits,
         "searches_left_out": left_out.searches,
+        "sentinels": count_sentinels(kept),
     }
 
 
@@ -271,17 +277,17 @@ def check_target(source: str | os.PathLike, target: str | os.PathLike) -> Path:
 def check_loss(found: Tables, path: Path) -> None:
     """Raise UsageError where replacing `path` would lose data.
 
-    It is then a database that sweeps write to, or a snapshot with more measurements than `found`.
+    It is then a database that sweeps write to, or a snapshot with more measurements than `found`, sentinels aside.
     """
     if not path.exists():
         return
     with open_source(path) as store, store.reading() as connection:
         old = read_tables(connection, path, ("sweep",))
-        count = connection.execute(select(func.count()).select_from(tables.measurement)).scalar_one()
+        count = coverage.count_rows(connection, tables.measurement) - origins.count_sentinels(connection)
     if any(row["argv"] or row["host"] for row in old["sweep"].values()):
         raise errors.UsageError(f"{path}: a database of sweeps, not a snapshot, and would be lost; name another target")
-    if count > len(found[MEASURED]):
-        counts = f"{count} measurements, the snapshot would have {len(found[MEASURED])}"
+    if count > (own := len(found[MEASURED]) - count_sentinels(found)):
+        counts = f"{count} measurements, the snapshot would have {own} (sentinels do not count)"
         raise errors.UsageError(f"{path}: holds {counts}; name another target, or remove the file first")
 
 

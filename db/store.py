@@ -24,7 +24,7 @@ from sqlalchemy import Connection, Table, select, update
 from deep_gemm import _C
 from tuner import errors
 from tuner.credentials import hide_credentials
-from tuner.db import checksums, coverage, queries, summaries, tables, writing
+from tuner.db import checksums, coverage, origins, queries, summaries, tables, writing
 from tuner.db.engine import open_engine
 from tuner.db.faults import translated
 from tuner.db.interrupts import interrupt_deferred
@@ -325,14 +325,22 @@ class Store:
             return queries.newest_kernel_hash(connection, op, sku)
 
     def has_measurements(self) -> bool:
-        """Return whether there is any measured row."""
+        """Return whether there is any measured row of a sweep's own regime."""
+        measured = select(tables.measurement.c.block_id).join(
+            tables.block, tables.block.c.id == tables.measurement.c.block_id
+        )
         with self.reading() as connection:
-            return connection.execute(select(tables.measurement.c.block_id).limit(1)).first() is not None
+            return connection.execute(measured.where(origins.has_own_regime()).limit(1)).first() is not None
 
     def count_measurements(self) -> int:
         """Return the number of measured rows."""
         with self.reading() as connection:
             return coverage.count_rows(connection, tables.measurement)
+
+    def count_sentinels(self) -> int:
+        """Return the number of measured rows of sentinels."""
+        with self.reading() as connection:
+            return origins.count_sentinels(connection)
 
     def stats(self) -> dict:
         """Count rows per table and per identity, rows whose config is no longer legal, and those without a checksum;

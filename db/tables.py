@@ -46,8 +46,8 @@ from tuner.db.words import Word
 from tuner.measured import STATUSES
 
 APPLICATION_ID = 0x44474D54  # "DGMT", bytes 68-71 of the file: other applications' files are refused
-SCHEMA_VERSION = 7  # user_version of the file; raised by every migration
-REVISION = "0007"  # the newest migration
+SCHEMA_VERSION = 8  # user_version of the file; raised by every migration
+REVISION = "0008"  # the newest migration
 
 ROLES = ("confirm", "search")  # sorted: rows are then in the order of their words
 SWEEP_STATUSES = ("running", "finished", "interrupted", "failed")

@@ -1,7 +1,7 @@
 """What is derived from the tables: four views for questions in SQL, and an index.
 
     v_measurement  a row per measured config: its problem, config, GPU model, kernel, session, and times
-    v_latest       those of the newest kernel hash of each GPU model and op kind
+    v_latest       those of the newest kernel hash of each GPU model and op kind, without sentinels
     v_best         a row per winner: its problem, config and time, and the time of the reference config
     v_noise        a row per sweep, GPU model and op kind: how far equal blocks differed
 
@@ -10,17 +10,24 @@ without views is as good. A statement changes only together with tables.SCHEMA_V
 one of these names stands for something else.
 """
 
+from collections.abc import Iterable
 from functools import cache
 
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, inspect, text
 from sqlalchemy.schema import CreateIndex
 
 from tuner.db import tables
+from tuner.problems.regimes import NOT_OWN, SENTINEL
 
 
 def list_fields(table: str, alias: str) -> str:
     """Return the columns of a problem's or config's fields, with the alias of their table before each."""
     return ", ".join(f"{alias}.{name}" for names in tables.FIELD_COLUMNS[table] for name in names)
+
+
+def spell_without(column: str, suffixes: Iterable[str]) -> str:
+    """Return the condition in SQL that a column's text ends with none of `suffixes`."""
+    return " AND ".join(f"{column} NOT LIKE '%{suffix}'" for suffix in suffixes)
 
 
 PROBLEM = f"p.key AS problem_key, p.op, {list_fields('problem', 'p')}"
@@ -41,14 +48,17 @@ FROM measurement AS m
   JOIN sweep AS s ON s.id = b.sweep_id
 """
 
-V_LATEST = """
+#: Which kernels are the newest is told by finished blocks of a sweep's own regime, as in origins.list_kernel_hashes.
+V_LATEST = f"""
 SELECT v.* FROM v_measurement AS v JOIN (
   SELECT d.sku, p.op, b.kernel_hash, ROW_NUMBER() OVER (
     PARTITION BY d.sku, p.op ORDER BY b.created DESC, b.id DESC
   ) AS place
   FROM block AS b JOIN problem AS p ON p.id = b.problem_id JOIN device AS d ON d.id = b.device_id
+  WHERE b.status = 'finished' AND {spell_without("b.regime", NOT_OWN)}
 ) AS newest
   ON newest.sku = v.sku AND newest.op = v.op AND newest.kernel_hash = v.kernel_hash AND newest.place = 1
+WHERE {spell_without("v.regime", [SENTINEL])}
 """
 
 V_BEST = f"""
@@ -94,7 +104,7 @@ def find_missing(connection: Connection) -> list[str]:
 def create(connection: Connection) -> None:
     """Create what is missing, in the caller's transaction."""
     for statement in find_missing(connection):
-        connection.exec_driver_sql(statement)
+        connection.execute(text(statement))  # a driver would take the % of a LIKE for a parameter
 
 
 def drop(connection: Connection) -> None:

@@ -28,7 +28,7 @@ OLD_ROWS = (
         " kernel_hash, compiler) VALUES (1, '00000000000000000000000000000001', 'finished', '{time}', 1, 3, 1, 1,"
         " 'graph-cold', '{hash}', 'nvrtc')"
     ),
-    "INSERT INTO measurement (block_id, config_id, role, status, median_us) VALUES (1, 5, 'search', 'ok', 12.5)",
+    "INSERT INTO measurement (block_id, config_id, role, status, median_us) VALUES (1, 5, {role}, {status}, 12.5)",
     (
         "INSERT INTO compilation (config_id, {variant}kernel_hash, compiler, registers, compile_ms) VALUES (5,"
         " {empty}'{hash}', 'nvrtc', 168, 250.0)"
@@ -47,10 +47,12 @@ def make_old_database(path: Path, version: int = 1) -> Path:
 
 
 def write_old_rows(connection: Connection, version: int) -> None:
-    """Create the tables of a schema before 7, and one row in each: a config on a problem without any variant."""
+    """Create the tables of a schema, and one row in each: a config on a problem without any variant."""
     create_old_tables(connection, version)
     variant, empty = ("", "") if version == 1 else ("variant, ", "'', ")
-    known = {
+    words = {"role": "'search'", "status": "'ok'"}
+    numbers = {"role": tables.ROLE.get_number("search"), "status": tables.STATUS.get_number("ok")}
+    known = (words if version < 7 else numbers) | {
         "problem": PROBLEM.key,
         "config": CONFIG.key("fp8_gemm"),
         "device": make_key({"sku": "nvidia-h200-sm132", "name": "NVIDIA H200", "sm_count": 132}),

@@ -77,6 +77,11 @@ def describe_gain(gained: dict) -> str:
     return ", ".join(f"{count} {name}" for name, count in gained.items() if count) or "nothing new"
 
 
+def describe_rows(counted: dict, sentinels: int) -> str:
+    """Return what a database holds, with how many of the measured rows are of sentinels, if any are."""
+    return f"{describe_gain(counted)}{f'; {sentinels} measured rows are of sentinels' if sentinels else ''}"
+
+
 @app.command()
 def init(db: Database = "", as_json: AsJson = False) -> None:
     """Create a database unless it exists. Example: python -m tuner db init --db h200.db"""
@@ -225,7 +230,8 @@ def snapshot(
     report(
         as_json,
         {"target": str(target)} | result,
-        f"{target}: {result['bytes']} bytes, {describe_gain(result['tables'])}{describe_left_out(result)}",
+        f"{target}: {result['bytes']} bytes, {describe_rows(result['tables'], result['sentinels'])}"
+        f"{describe_left_out(result)}",
     )
 
 

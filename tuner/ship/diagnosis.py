@@ -185,10 +185,12 @@ def check_database() -> Finding:
         return Finding("database", ABSENT, f"{target}: no such file; reading commands take the recorded snapshot")
     try:
         with Store.open(target, "ro") as store:
-            count = store.count_measurements()
+            sentinels = store.count_sentinels()
+            count = store.count_measurements() - sentinels
     except errors.TunerError as error:
         return split("database", error)
-    return Finding("database", OK, f"{hide_credentials(target)}, {count} measurements")
+    more = f" and {sentinels} of sentinels" if sentinels else ""
+    return Finding("database", OK, f"{hide_credentials(target)}, {count} measurements{more}")
 
 
 def check_variables() -> Finding:

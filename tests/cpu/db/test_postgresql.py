@@ -13,6 +13,7 @@ from tests.fakes.sweeps import read_all, run_sweep
 from tuner import cli, errors
 from tuner.credentials import hide_credentials
 from tuner.db import Store, export_json, import_json, merge, schema, snapshot, tables, views
+from tuner.problems.regimes import name_sentinel
 
 PROBLEMS = [make_problem(16), make_problem(64)]
 #: What a schema consists of, without ids; a fresh table has its columns in another order than a migrated one.
@@ -65,6 +66,18 @@ def test_a_sweep_is_recorded_and_merged(url, few_sources, tmp_path):
     merge(tmp_path / "copy.db", [url])
     assert read_contents(tmp_path / "copy.db") == read_contents(url)
     assert not any(merge(url, [tmp_path / "copy.db"]).values())
+
+
+@pytest.mark.full
+def test_the_view_of_latest_results_has_no_sentinels(url):
+    with Store.open(url) as store:
+        context = add_context(store)
+        add_block(store, context, PROBLEMS[0])
+        newer = {"regime": name_sentinel(context["regime"]), "kernel_hash": "cd" * 32}
+        add_block(store, context | newer, PROBLEMS[1])
+        with store.reading() as connection:
+            query = "SELECT kernel_hash, problem_key FROM v_latest GROUP BY 1, 2"
+            assert connection.exec_driver_sql(query).all() == [(IDENTITY["kernel_hash"], PROBLEMS[0].key)]
 
 
 def test_the_driver_of_postgresql_is_named_where_it_is_missing(monkeypatch):

@@ -1,4 +1,6 @@
-"""Snapshots that are too large keep the first and the last visit of each board to a sentinel."""
+"""Snapshots: sentinels are counted apart, and are no results. Of those that are too large, the first and the last visit
+of each board to a sentinel stay.
+"""
 
 import re
 from collections import defaultdict
@@ -6,14 +8,16 @@ from collections import defaultdict
 import pytest
 
 import tuner.db.store
+from deep_gemm import _C
 from tests.fakes.databases import SKU, add_block, add_context, make_problem
-from tuner import cli
+from tuner import cli, errors
 from tuner.db import Store, snapshot
 from tuner.db.transfer import load_tables
 from tuner.problems.regimes import is_sentinel, name_sentinel
 
 BOARDS, VISITS, SENTINELS = 2, 30, (128, 256)
 REGIME = name_sentinel("graph-cold")
+OLD, NEW = "ab" * 32, "cd" * 32
 
 
 @pytest.fixture
@@ -74,3 +78,67 @@ def test_search_rows_stay_where_fewer_visits_fit_to_the_byte(recorded, tmp_path)
     size = snapshot(recorded, tmp_path / "fewer.db", sku=SKU, max_bytes=limit)["bytes"]
     exact = snapshot(recorded, tmp_path / "exact.db", sku=SKU, max_bytes=size)
     assert exact["visits_left_out"] and not exact["searches_left_out"]
+
+
+def count_rows(path, is_counted) -> int:
+    """Return how many measured rows are in blocks of counted regimes."""
+    found = load_tables(path)
+    blocks = {key[0] for key, row in found["block"].items() if is_counted(row["regime"])}
+    return sum(block in blocks for block, _, _ in found["measurement"])
+
+
+def test_sentinels_are_counted_apart(recorded, tmp_path, capsys):
+    published = tmp_path / "published.db"
+    assert cli.run(["db", "snapshot", str(published), "--db", str(recorded), "--sku", "h200"]) == 0
+    count = count_rows(published, is_sentinel)
+    assert f"; {count} measured rows are of sentinels\n" in capsys.readouterr().out
+    assert snapshot(recorded, tmp_path / "again.db")["sentinels"] == count > 0
+
+
+def test_kernels_with_sentinels_alone_take_the_place_of_no_others(tmp_path):
+    """A sweep that was stopped before its first problem ended made results older ones, which leave for lack of room."""
+    path = tmp_path / "all.db"
+    with Store.open(path) as store:
+        context = add_context(store)
+        add_block(store, context, make_problem(64))
+        newer = add_context(store, 1) | {"kernel_hash": NEW}
+        for number in range(2):
+            add_block(store, newer | {"regime": REGIME}, make_problem(128), seed=number, kernel_hash="ef" * 32)
+        add_block(store, newer | {"regime": REGIME}, make_problem(128))
+        add_block(store, newer, make_problem(64), finish=False)
+        other = _C.Problem("bf16_gemm", 64, 2112, 7168)
+        add_block(store, newer | {"regime": REGIME}, other, op=other.op)
+    result = snapshot(path, tmp_path / "published.db", sku=SKU)
+    found = load_tables(tmp_path / "published.db")
+    assert {row["kernel_hash"] for row in found["block"].values()} == {OLD} and result["left_out"] == []
+    assert {row["op"] for row in found["problem"].values()} == {"fp8_gemm"} and result["sentinels"] == 0
+
+
+def test_a_database_of_sentinels_alone_has_nothing_to_publish(tmp_path):
+    path, target = tmp_path / "all.db", tmp_path / "published.db"
+    with Store.open(path) as store:
+        add_block(store, add_context(store), make_problem(128), regime=REGIME)
+        assert not store.has_measurements() and store.count_sentinels() == store.count_measurements() == 8
+    for sku in (SKU, None):
+        with pytest.raises(errors.UsageError, match="sentinels do not count"):
+            snapshot(path, target, sku=sku)
+    with Store.open(path) as store:
+        add_block(store, add_context(store), make_problem(64), finish=False)
+        assert store.has_measurements()
+    with pytest.raises(errors.UsageError, match=f"--sku {SKU}: nothing was measured on it to the end"):
+        snapshot(path, target, sku=SKU)
+    assert not target.exists()
+
+
+def test_fewer_sentinels_are_no_loss(recorded, tmp_path):
+    """A snapshot with more results replaces one with more visits."""
+    published, trial = tmp_path / "published.db", tmp_path / "trial.db"
+    snapshot(recorded, published, sku=SKU)
+    before = count_rows(published, lambda regime: True)
+    with Store.open(recorded) as store:
+        add_block(store, add_context(store), make_problem(4096))
+    limit = snapshot(recorded, trial, sku=SKU)["bytes"] - 1
+    result = snapshot(recorded, published, sku=SKU, max_bytes=limit)
+    assert result["visits_left_out"] > 0 and not result["searches_left_out"]
+    assert count_rows(published, lambda regime: True) < before
+    assert count_rows(published, lambda regime: not is_sentinel(regime)) == 8 * (BOARDS + 1)

@@ -10,6 +10,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex
 
 from tests.fakes.databases import CONFIGS, IDENTITY, add_block, add_context, make_problem
+from tests.fakes.old_databases import make_old_database
 from tuner import errors
 from tuner.db import Store, snapshot_path, tables, views
 from tuner.problems import regimes
@@ -18,6 +19,8 @@ from tuner.problems.regimes import name_energy
 PAGE = Path(__file__).parents[3] / "docs" / "database.md"
 OLD, NEW = "cd" * 32, IDENTITY["kernel_hash"]
 SHAPE = (64, 2112, 7168)
+#: What v_latest has: kernels, rows and problems.
+QUESTION = "SELECT kernel_hash, COUNT(*), COUNT(DISTINCT problem_key) FROM v_latest GROUP BY 1"
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +71,43 @@ def test_v_measurement_has_every_row_once(database):
 
 
 def test_v_latest_leaves_older_kernels_out(database):
-    found = ask(database, "SELECT kernel_hash, COUNT(*), COUNT(DISTINCT problem_key) FROM v_latest GROUP BY 1")
-    assert found == [(NEW, 16, 2)]
+    assert ask(database, QUESTION) == [(NEW, 16, 2)]
+
+
+@pytest.mark.parametrize("name", [regimes.name_rested, regimes.name_sentinel, regimes.name_energy])
+def test_v_latest_is_of_kernels_that_a_sweep_measured_to_the_end(database, tmp_path, name):
+    """A sweep of newer kernels that ended after its first sentinels hid everything before it."""
+    path = shutil.copy(database, tmp_path / "newer.db")
+    with Store.open(path) as store:
+        context = add_context(store, 2) | {"kernel_hash": "ef" * 32}
+        add_block(store, context | {"regime": name(context["regime"])}, make_problem(256), seed=2)
+        block_id = add_block(store, context, make_problem(512), finish=False, seed=2)
+        assert ask(path, QUESTION) == [(NEW, 16, 2)]
+        store.finish_block(block_id)
+    sentinels = name is regimes.name_sentinel
+    assert ask(path, QUESTION) == [("ef" * 32, 8 if sentinels else 16, 1 if sentinels else 2)]
+
+
+def test_v_latest_has_no_sentinels(database, tmp_path):
+    path = shutil.copy(database, tmp_path / "sentinels.db")
+    with Store.open(path) as store:
+        context = add_context(store, 1)
+        add_block(store, context | {"regime": regimes.name_sentinel(context["regime"])}, make_problem(256))
+    assert ask(path, QUESTION) == [(NEW, 16, 2)]
+    assert ask(path, "SELECT COUNT(*) FROM v_measurement") == [(32,)], "the view of all rows has them"
+
+
+def test_a_database_of_schema_7_gets_the_view_of_today(tmp_path):
+    path = make_old_database(tmp_path / "old.db", 7)
+    with sqlite3.connect(path) as raw:
+        for name in ("v_measurement", "v_latest"):
+            raw.execute(f"CREATE VIEW {name} AS SELECT 1 AS one")
+        (before,) = raw.execute("SELECT COUNT(*) FROM measurement").fetchone()
+    raw.close()
+    Store.open(path).close()
+    assert ask(path, "SELECT COUNT(*) FROM v_latest") == [(before,)] == [(1,)]
+    (statement,) = ask(path, "SELECT sql FROM sqlite_master WHERE name = 'v_latest'")[0]
+    assert statement == views.get_statements()["v_latest"]
 
 
 def test_v_best_has_the_confirmed_times_of_winner_and_reference(database):

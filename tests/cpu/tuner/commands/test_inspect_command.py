@@ -173,9 +173,17 @@ def test_an_empty_database_of_the_user_does_not_hide_the_recorded_one(tmp_path, 
     from tuner.learn import sources
 
     monkeypatch.setenv("DG_TUNER_DB", str(tmp_path / "own.db"))
-    Store.open(tmp_path / "own.db", mode="rw").close()
-    with sources.open_database("") as store:
-        assert "snapshots" in str(store.target)
+    for add in (lambda store: None, add_sentinels):  # a sweep may be stopped after its first ones
+        with Store.open(tmp_path / "own.db", mode="rw") as store:
+            add(store)
+        with sources.open_database("") as store:
+            assert "snapshots" in str(store.target)
+
+
+def add_sentinels(store) -> None:
+    """Add what a sweep leaves that was stopped before its first problem."""
+    context = databases.add_context(store) | {"regime": regimes.name_sentinel(databases.REGIME)}
+    databases.add_block(store, context, databases.make_problem(128))
 
 
 def test_an_empty_database_has_no_measurements(tmp_path, capsys):

@@ -10,8 +10,10 @@ from deep_gemm import _C, selection
 from deep_gemm.errors import CompileError, DeviceError, SelectorWarning
 from deep_gemm.jit import build, cache
 from deep_gemm.jit.compile import CompileResult
-from tests.fakes.databases import make_database
+from tests.fakes.databases import REGIME, add_block, add_context, make_database, make_problem
 from tuner import cli, errors
+from tuner.db import Store
+from tuner.problems.regimes import name_sentinel
 from tuner.ship import diagnosis
 
 pytestmark = pytest.mark.usefixtures("own_home")
@@ -157,6 +159,9 @@ def test_an_own_database_is_counted(capsys, own_home, monkeypatch):
     path = make_database(own_home / "tuning.db")
     monkeypatch.setenv("DG_TUNER_DB", str(path))
     assert diagnose(capsys)["database"]["found"] == f"{path}, 24 measurements"
+    with Store.open(path) as store:
+        add_block(store, add_context(store) | {"regime": name_sentinel(REGIME)}, make_problem(128))
+    assert diagnose(capsys)["database"]["found"] == f"{path}, 24 measurements and 8 of sentinels"
     path.write_bytes(b"no database" * 1000)
     assert diagnose(capsys)["database"]["state"] == "FAULT"
 
