@@ -14,7 +14,7 @@ from tuner import errors
 from tuner.commands.options import AsJson
 from tuner.commands.problem_options import OP_HELP, add_field_parameters
 from tuner.commands.rankings import print_ranking
-from tuner.commands.tables import WIDTH, format_table
+from tuner.commands.tables import WIDTH, format_table, print_left_out
 from tuner.credentials import hide_credentials
 from tuner.measured import FAILURES
 from tuner.problems.fields import OP_NAMES
@@ -152,11 +152,13 @@ def audit(
     Example: python -m tuner db audit --op fp8_gemm --json > audit.json
     """
     from tuner.learn.audit import audit_op
+    from tuner.learn.each_op import try_each
     from tuner.learn.sources import find_device, find_ops, open_database
 
     with open_database(db, device) as store:
         sku = find_device(store, device).sku
-        found = {kind: audit_op(store, sku, kind) for kind in find_ops(store, sku, op)}
+        found, left_out = try_each(find_ops(store, sku, op), lambda kind: audit_op(store, sku, kind))
+    print_left_out(left_out)
     if as_json:
         print(json.dumps(describe_audits(found), indent=1, sort_keys=True))
         return

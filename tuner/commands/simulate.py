@@ -10,7 +10,7 @@ import typer
 from tuner import errors
 from tuner.commands.fronts import FRONT_SAMPLER, simulate_front
 from tuner.commands.options import MAX_SEED, RECORDED_OP, SKU, AsJson
-from tuner.commands.tables import format_table
+from tuner.commands.tables import format_table, print_left_out
 
 #: The budget whose worst problems the tables show.
 SHOWN_BUDGET = 16
@@ -53,6 +53,7 @@ def simulate(
 
     from tuner.learn import simulation
     from tuner.learn.dataset import load_dataset
+    from tuner.learn.each_op import try_each
     from tuner.learn.sources import find_device, find_ops, open_database
 
     drawn = make_seeds(seed, seeds)
@@ -63,7 +64,9 @@ def simulate(
     names = read_samplers(samplers)
     with open_database(database, device) as store:
         sku = find_device(store, device).sku
-        tables = [load_dataset(store, sku, op=kind) for kind in find_ops(store, sku, op)]
+        loaded, left_out = try_each(find_ops(store, sku, op), lambda kind: load_dataset(store, sku, op=kind))
+    print_left_out(left_out)
+    tables = list(loaded.values())
     chosen = [(data, rows) for data in tables if len(rows := simulation.choose_problems(data, problems, least_configs))]
     if not chosen:
         raise errors.InconclusiveError(explain_absence(least_configs, max(map(simulation.find_most, tables))))

@@ -3,7 +3,7 @@
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from deep_gemm.text import printable
@@ -55,6 +55,12 @@ def fit(widths: list[int], is_number: list[bool], room: int) -> list[int]:
 def cut(text: str, width: int) -> str:
     """Return `text`, shortened to `width` characters where it is longer."""
     return text if len(text) <= width else text[: max(width - 3, 0)] + "..."[:width]
+
+
+def print_left_out(reasons: Mapping[str, str]) -> None:
+    """Say on standard error, a line each, which op kinds a command did not work on, and why."""
+    for op, reason in reasons.items():
+        print(printable(f"tuner: left out {op}: {reason.removeprefix(f'{op}: ')}"), file=sys.stderr)
 
 
 def print_gates(verdicts: Iterable, file: TextIO | None = None) -> None:

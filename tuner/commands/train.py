@@ -1,12 +1,14 @@
 """python -m tuner train: fit the selectors of one SKU, one per op kind, to the recorded measurements."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import typer
 
 from tuner import errors
 from tuner.commands.options import MAX_SEED, READ_DB, RECORDED_OP, SKU, AsJson, check_folder
+from tuner.commands.tables import print_left_out
 from tuner.credentials import hide_credentials
 from tuner.learn.settings import LEAVES, RATE, TREES
 
@@ -47,6 +49,9 @@ def train(
 ) -> None:
     """Fit trees, guards and portfolio and write a training folder.
 
+    Op kinds that have too few rows are left out, and named on standard error, unless --op names one or there is no
+    other.
+
     Example: python -m tuner train --db tuning.db --device h200
     """
     from tuner.learn import train as training
@@ -58,17 +63,21 @@ def train(
         raise errors.UsageError("--kernel-hash: every op kind has its own; name one with --op")
     sizes = (portfolio_size,) if portfolio_size else SIZES
     settings = Settings(trees=trees, leaves=leaves, rate=rate, min_leaf=min_leaf, sizes=sizes, seed=seed)
-    tables, source = load_tables(
+    tables, left_out, source = load_tables(
         database,
         device,
         op,
         {"kernel_hash": kernel_hash or None, "compiler": compiler or None, "regime": regime or None},
+        (lambda data: None) if portfolio_only else training.check_enough,
     )
     if portfolio_only:
+        print_left_out(left_out)
         found = {data.identity.op: describe_portfolios(data, settings.sizes) for data in tables}
         print_portfolios(found, as_json)
         return
     folder = out or training.default_folder(tables[0].identity.sku)
+    left_out = {name: reason + describe_earlier(folder / name) for name, reason in left_out.items()}
+    print_left_out(left_out)
     # All are fitted before any is written: a folder never holds op kinds of different data.
     chosen = [training.choose(data, settings) if choose else settings for data in tables]
     fitted = [(data, own, training.train(data, own)) for data, own in zip(tables, chosen, strict=True)]
@@ -76,17 +85,38 @@ def train(
         data.identity.op: training.save(folder / data.identity.op, data, learned, own, source).to_json()
         for data, own, learned in fitted
     }
-    print_records(folder, source, records, as_json)
+    print_records(folder, source, records, left_out, as_json)
 
 
-def load_tables(database: str, device: str, op: str, identity: dict) -> tuple[list, str]:
-    """Return a table of measurements per op kind, and the database that they come from."""
+def load_tables(
+    database: str, device: str, op: str, identity: dict, check: Callable
+) -> tuple[list, dict[str, str], str]:
+    """Return a table of measurements per op kind that has enough, as `check` finds, too, why others are left out, and
+    the database that they come from.
+    """
     from tuner.learn.dataset import load_dataset
+    from tuner.learn.each_op import try_each
     from tuner.learn.sources import find_device, find_ops, open_database
 
     with open_database(database, device) as store:
         sku = find_device(store, device).sku
-        return [load_dataset(store, sku, op=kind, **identity) for kind in find_ops(store, sku, op)], str(store.target)
+
+        def load(kind: str):
+            data = load_dataset(store, sku, op=kind, **identity)
+            check(data)
+            return data
+
+        found, left_out = try_each(find_ops(store, sku, op), load)
+        return list(found.values()), left_out, str(store.target)
+
+
+def describe_earlier(folder: Path) -> str:
+    """Return what becomes of an earlier training of an op kind that is left out, if there is one."""
+    from tuner.learn.train import TRAINING
+
+    if not (folder / TRAINING).is_file():
+        return ""
+    return f"; its earlier training stays for `evaluate` and `export`: remove {folder} to have none"
 
 
 def print_portfolios(found: dict, as_json: bool) -> None:
@@ -103,10 +133,10 @@ def print_portfolios(found: dict, as_json: bool) -> None:
             print(f"  {json.dumps(config)}{'' if config in entry['portfolio'] else '  (folds only)'}")
 
 
-def print_records(folder: Path, source: str, records: dict, as_json: bool) -> None:
-    """Print what was trained, as JSON or as one line per fact."""
+def print_records(folder: Path, source: str, records: dict, left_out: dict, as_json: bool) -> None:
+    """Print what was trained, as JSON with why other op kinds were not, or as one line per fact."""
     if as_json:
-        print(json.dumps({"folder": str(folder), "ops": records}, indent=1, sort_keys=True))
+        print(json.dumps({"folder": str(folder), "ops": records, "left_out": left_out}, indent=1, sort_keys=True))
         return
     print(f"measurements of {hide_credentials(source)}")
     for op, record in records.items():

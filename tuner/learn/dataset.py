@@ -50,6 +50,8 @@ CONFIG_ORDER = (
 )
 #: Failures of one kernel; other variants of the op kind may still use its config.
 BUILD_FAILURES = ("compile_error", "spill")
+#: Problems that a table has at least.
+LEAST_PROBLEMS = 2
 #: Problems whose rows are in memory together.
 PROBLEMS_AT_A_TIME = 500
 __all__ = ["CENSORED", "CONFIRMED", "LOG_TWO", "SEARCHED", "UNMEASURED", "Dataset", "build_dataset", "load_dataset"]
@@ -142,8 +144,8 @@ def load_dataset(
     if identity is None:
         check_filters(store, device.sku, op, kernel_hash=asked, compiler=compiler, regime=regime)
         raise errors.InconclusiveError(
-            f"no measurements of {op} on {device.sku}: run `python -m tuner sweep` there first, or name another --db or"
-            " --device"
+            f"no measurements of {op} on {device.sku}: measure at least {LEAST_PROBLEMS} problems there with `python -m"
+            " tuner sweep`, or name another --db or --device"
         )
     takes_older = not asked if with_older is None else with_older
     hashes = list_serving(op, identity.kernel_hash)
@@ -231,11 +233,12 @@ def arrange(read: Callable[[Sequence[str]], Iterable[list]], identity: Identity,
                 dropped[entry] += 1
             else:
                 usable.append(packing.pack(entry))
-    if len(usable) < 2:
+    if len(usable) < LEAST_PROBLEMS:
         reasons = "".join(f", {count} not: {reason}" for reason, count in sorted(dropped.items()))
+        lacking = LEAST_PROBLEMS - len(usable)
         raise errors.InconclusiveError(
             f"{identity.op}: {len(usable)} of {len(usable) + dropped.total()} measured problems can be used{reasons}:"
-            " at least 2 are needed; measure more with `python -m tuner sweep`"
+            f" at least {LEAST_PROBLEMS} are needed; measure at least {lacking} more with `python -m tuner sweep`"
         )
     usable.sort(key=lambda entry: problem_order(entry.problem))
     return replace(assemble(usable, packing, identity, device, quarantined, dict(dropped), newest), older=older)

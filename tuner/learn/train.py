@@ -84,14 +84,20 @@ def find_folders(folder: Path, op: str = "") -> list[Path]:
 
 
 def train(data: Dataset, settings: Settings) -> Learned:
-    """Fit on all problems. Raises: InconclusiveError where none was measured over nearly its whole space."""
-    if not data.full_space.any():
-        raise errors.InconclusiveError(
-            f"none of {len(data.problems)} problems was measured over its whole space, so no portfolio can be chosen:"
-            " run `python -m tuner sweep` without --n-trials for some"
-        )
+    """Fit on all problems. Raises: as check_enough."""
+    check_enough(data)
     problems = choose_fitted(data)
     return fit(data, problems, settings, make_config_rows(data, problems))
+
+
+def check_enough(data: Dataset) -> None:
+    """Raise InconclusiveError where no problem was measured over nearly its whole space."""
+    if not data.full_space.any():
+        raise errors.InconclusiveError(
+            f"{data.identity.op}: none of {len(data.problems)} problems was measured over its whole space, so no"
+            " portfolio can be chosen: run `python -m tuner sweep` without --n-trials, --configs and --portfolio-size"
+            " for at least 1 of them"
+        )
 
 
 def choose_fitted(data: Dataset) -> np.ndarray:
