@@ -61,19 +61,21 @@ def open_engine(target: str | os.PathLike, mode: str, wait_s: float) -> tuple[En
     return engine, engine.dispose
 
 
-def check_path(target: str | os.PathLike) -> Path:
-    """Return the absolute path of a database file. Raises: UsageError where it cannot be one."""
+def check_path(target: str | os.PathLike, flag: str = "--db") -> Path:
+    """Return the absolute path of a database file. Raises: UsageError, which begins with `flag`, where it cannot be
+    one.
+    """
     if not str(target) or "\0" in str(target):
-        raise errors.UsageError(f"--db {str(target)!r}: not a file name")
+        raise errors.UsageError(f"{flag} {str(target)!r}: not a file name")
     path = Path(target).absolute()
     try:
         kind = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return path
     except OSError as error:
-        raise errors.UsageError(f"--db {path}: {error.strerror}; name a file that this user can reach") from error
+        raise errors.UsageError(f"{flag} {path}: {error.strerror}; name a file that this user can reach") from error
     if not stat.S_ISREG(kind):
-        raise errors.UsageError(f"--db {path}: not a regular file; name the database's own file")
+        raise errors.UsageError(f"{flag} {path}: not a regular file; name the database's own file")
     return path
 
 

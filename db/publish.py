@@ -264,7 +264,7 @@ def check_target(source: str | os.PathLike, target: str | os.PathLike) -> Path:
 
     Raises: UsageError where it is the source; IntegrityError where it is something else's file.
     """
-    path = check_path(target)
+    path = check_path(target, "TARGET")
     if path.exists():
         if "://" not in str(source) and Path(source).exists() and path.samefile(source):
             raise errors.UsageError(

@@ -5,7 +5,7 @@ import json
 import typer
 
 from tuner.commands.options import RECORDED_OP, SKU, AsJson
-from tuner.commands.tables import format_table
+from tuner.commands.tables import format_table, print_left_out
 from tuner.credentials import hide_credentials
 
 app = typer.Typer(
@@ -36,16 +36,21 @@ def set_baseline(
     """
     from tuner.compare import baselines
     from tuner.compare.sides import Named, load_side, read_name
+    from tuner.learn.each_op import try_each
     from tuner.learn.sources import find_device, find_ops, open_database
 
     named = read_name(which)
     with open_database(named.database, device) as store:
-        sku, found = find_device(store, device).sku, {}
-        for name in find_ops(store, sku, op):
+        sku = find_device(store, device).sku
+        is_file = named.database and "://" not in named.database
+
+        def choose(name: str) -> Named:
             side = load_side(store, sku, name, named.which)
             kept = named.which if ":" in named.which else next(iter(side.kernel_hashes))
-            is_file = named.database and "://" not in named.database
-            found[name] = Named(str(store.target) if is_file else named.database, kept)
+            return Named(str(store.target) if is_file else named.database, kept)
+
+        found, left_out = try_each(find_ops(store, sku, op), choose)
+    print_left_out(left_out)
     path = baselines.save(sku, found)
     show(baselines.load(), as_json, f"kept in {path}")
 

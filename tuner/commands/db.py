@@ -383,9 +383,10 @@ def show(
         sku = find_device(store, device).sku
         ranking = rank(store, problem, sku, kernel_hash or None)
     if ranking is None:
+        kernels = f" with kernels of the hash {kernel_hash} (all 64 digits count)" if kernel_hash else ""
         raise errors.InconclusiveError(
-            f"{problem} was not measured on {sku}: sweep it with `python -m tuner tune`, or see `python -m tuner"
-            " inspect` for what was"
+            f"{problem} was not measured on {sku}{kernels}: sweep it with `python -m tuner tune`, or see `python -m"
+            " tuner inspect` for what was"
         )
     if as_json:
         print(json.dumps(ranking.to_json(), indent=1, sort_keys=True))

@@ -52,7 +52,7 @@ def evaluate(
 
     if not jobs:
         raise errors.UsageError("--jobs 0: must be -1, one per core, or a number of processes")
-    folders = find_folders(choose_folder(training, device), op)
+    folders = find_folders(choose_folder(training, device), op, device)
     drawn = {folder.name: name_plot(plot, folder.name, op) if plot else None for folder in folders}
     check_plots(drawn)
     found = {

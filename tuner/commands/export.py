@@ -48,7 +48,7 @@ def export(
         raise errors.UsageError("--out and --install: give one of them")
     shared_options.check_folder("--out", out)
     folder = choose_folder(training, device)
-    trained = [load_with_data(part, database) for part in find_folders(folder, op)]
+    trained = [load_with_data(part, database) for part in find_folders(folder, op, device)]
     if install:
         refuse_simulated({found.record.identity.op: found.record.identity.regime for found, _ in trained})
     base, base_card = read_kept(keep) if keep else (None, None)

@@ -56,6 +56,8 @@ def simulate(
     from tuner.learn.each_op import try_each
     from tuner.learn.sources import find_device, find_ops, open_database
 
+    if as_json and as_markdown:
+        raise errors.UsageError("--json and --markdown: give one of them")
     drawn = make_seeds(seed, seeds)
     if samplers == FRONT_SAMPLER:
         form = "json" if as_json else "markdown" if as_markdown else "text"

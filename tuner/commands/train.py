@@ -59,6 +59,12 @@ def train(
     from tuner.learn.portfolio import SIZES, describe_portfolios
 
     check_folder("--out", out)
+    check_together(
+        portfolio_only,
+        choose,
+        out,
+        {"--trees": trees != TREES, "--leaves": leaves != LEAVES, "--rate": rate != RATE, "--min-leaf": min_leaf != 0},
+    )
     if kernel_hash and not op:
         raise errors.UsageError("--kernel-hash: every op kind has its own; name one with --op")
     sizes = (portfolio_size,) if portfolio_size else SIZES
@@ -86,6 +92,16 @@ def train(
         for data, own, learned in fitted
     }
     print_records(folder, source, records, left_out, as_json)
+
+
+def check_together(portfolio_only: bool, choose: bool, out: Path | None, trees: dict[str, bool]) -> None:
+    """Raise UsageError for options that another one leaves without effect; `trees` are those that --choose sets."""
+    given = [flag for flag, is_given in {"--out": out is not None, "--choose": choose, **trees}.items() if is_given]
+    if portfolio_only and given:
+        raise errors.UsageError(f"{', '.join(given)}: --portfolio-only trains and writes nothing; drop one of them")
+    fixed = [flag for flag in given if flag in trees]
+    if choose and fixed:
+        raise errors.UsageError(f"{', '.join(fixed)}: --choose chooses the settings of the trees; drop one of them")
 
 
 def load_tables(

@@ -23,7 +23,10 @@ QUICK_HELP = (
 )
 PRIOR_HELP = "With --quick: database to start from. Default: your own, then the recorded snapshot."
 BUDGET_S = 120.0
-BUDGET_HELP = f"With --quick: begin no round that would end after this many seconds. Default: {BUDGET_S:.0f}."
+BUDGET_HELP = (
+    "With --quick: begin no further round that would end after this many seconds; the first one is measured in any"
+    f" case, with 0 alone. Default: {BUDGET_S:.0f}."
+)
 EFFORT_HELP = "quick (3 search and 30 confirmation rounds) or full (8 and 40). Default: full; with --quick quick."
 
 

@@ -67,10 +67,11 @@ def choose_folder(training: Path | None, device: str) -> Path:
     return found[0] if found else root
 
 
-def find_folders(folder: Path, op: str = "") -> list[Path]:
+def find_folders(folder: Path, op: str = "", device: str = "") -> list[Path]:
     """Return the folders of the op kinds that were trained into `folder`, or of `op` alone.
 
-    Raises: UsageError where there is none.
+    Raises: UsageError where there is none, or where one was trained for another GPU model than `device`, if that is
+    named; IntegrityError as `load`.
     """
     found = [folder / name for name in OPS if op in ("", name) and (folder / name / TRAINING).is_file()]
     if not found:
@@ -80,7 +81,19 @@ def find_folders(folder: Path, op: str = "") -> list[Path]:
         raise errors.UsageError(
             f"--training {folder}: no {op or '<op>'}/{TRAINING} there; run `python -m tuner train{out}` first"
         )
+    check_device(found, device)
     return found
+
+
+def check_device(folders: list[Path], device: str) -> None:
+    """Raise UsageError where a folder was trained for another GPU model than `device`, "" meaning any."""
+    wanted = known_device(device).sku if device else ""
+    for folder in folders if device else ():
+        sku = load(folder).record.identity.sku
+        if sku != wanted:
+            raise errors.UsageError(
+                f"--device {device}: {folder} was trained for {sku}; drop --device, or name another --training"
+            )
 
 
 def train(data: Dataset, settings: Settings) -> Learned:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -153,3 +154,15 @@ def test_a_baseline_that_another_process_sets_is_waited_for_and_kept(own_folder,
     lock.release()
     baselines.save(SKU, {"bf16_gemm": Named("b.db")})
     assert baselines.load()[SKU].keys() == {"fp8_gemm", "bf16_gemm"}
+
+
+def test_op_kinds_that_do_not_have_what_is_named_are_left_out(database, tmp_path, capsys):
+    """A hash is of one op kind: where there were two, none was kept without --op."""
+    path = shutil.copy(database, tmp_path / "two.db")
+    with Store.open(path) as store:
+        other = _C.Problem("bf16_gemm", 64, 2112, 7168)
+        databases.add_block(store, databases.add_context(store, 2), other, op=other.op, kernel_hash="ef" * 32)
+    assert cli.run(["baseline", "set", f"{path}@{OLD}"]) == 0
+    assert f"tuner: left out bf16_gemm: {path}: has no rows of bf16_gemm with kernel hash" in capsys.readouterr().err
+    assert baselines.load() == {SKU: {"fp8_gemm": Named(str(path), OLD)}}
+    assert cli.run(["baseline", "set", f"{path}@{'12' * 32}"]) == errors.EXIT_INCONCLUSIVE

@@ -65,7 +65,7 @@ def test_an_op_kind_without_a_whole_space_is_left_out(tmp_path, capsys):
     path = tmp_path / "a.db"
     write(path, *DENSE)
     write(path, *(_C.Problem(LONE.op, m, 4096, 512) for m in (64, 512)), share=4)
-    assert train(str(path), tmp_path / "t", "--choose") == 0
+    assert cli.run(["train", "--db", str(path), "--out", str(tmp_path / "t"), "--choose"]) == 0
     shown = capsys.readouterr().err
     assert "left out bf16_gemm: none of 2 problems was measured over its whole space" in shown and "at least 1" in shown
 

@@ -10,7 +10,7 @@ import pytest
 
 from deep_gemm import _C
 from tests.fakes import synthetic
-from tuner import cli
+from tuner import cli, errors
 from tuner.commands import evaluate as command
 from tuner.commands.tables import format_table
 from tuner.learn import evaluate, learner, train, validate
@@ -332,3 +332,14 @@ def test_gates():
     assert [verdict.met for verdict in verdicts] == [True, False, True] and not gates.is_passed(verdicts)
     assert "p95 regret 8.0% (missed: <= 8%)" in gates.format_verdict(verdicts[1])
     assert not any(verdict.met for verdict in gates.check_gates({}))
+
+
+@pytest.mark.parametrize("command", ["evaluate", "export"])
+@pytest.mark.parametrize(
+    ("device", "fault"), [("h100", "was trained for nvidia-h200-sm132"), ("h900", "not a known GPU")]
+)
+def test_a_folder_of_another_gpu_model_is_refused(folder, capsys, command, device, fault):
+    """--device was ignored beside --training."""
+    assert cli.run([command, "--training", str(folder.parent), "--device", device]) == errors.EXIT_USAGE
+    assert f"--device {device}: " in (shown := capsys.readouterr().err) and fault in shown
+    assert train.find_folders(folder.parent, device="h200") == [folder]

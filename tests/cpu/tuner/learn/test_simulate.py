@@ -167,3 +167,9 @@ def test_command_without_data(tmp_path, capsys):
         pass
     assert cli.run(["simulate", "--db", str(tmp_path / "empty.db"), "--device", "h200"]) == 3
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_one_form_of_the_result_is_asked_for(recorded, capsys):
+    assert cli.run(["simulate", "--db", str(recorded), "--json", "--markdown"]) == errors.EXIT_USAGE
+    shown = capsys.readouterr()
+    assert not shown.out and shown.err == "tuner: --json and --markdown: give one of them\n"

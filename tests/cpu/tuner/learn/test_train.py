@@ -362,6 +362,10 @@ def test_what_is_not_trained_yet_is_said_with_the_command_that_does(tmp_path, mo
         (["--compiler", "gcc"], 2),
         (["--op", "bf16_gemm"], 3),
         (["--op", "gemm"], 2),
+        (["--portfolio-only", "--out", "folder"], 2),
+        (["--portfolio-only", "--choose"], 2),
+        (["--portfolio-only", "--trees", "4"], 2),
+        (["--choose", "--leaves", "4"], 2),
     ],
 )
 def test_wrong_arguments(arguments, code, capsys):
