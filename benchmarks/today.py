@@ -12,7 +12,7 @@ from functools import cache
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
-from deep_gemm.jit.hashing import kernel_hash
+from deep_gemm.selection import choose_by, make_room
 from deep_gemm.selector import Selector
 
 from . import (
@@ -55,7 +55,10 @@ def choose(problem, device) -> object:
     selector = load_packaged(device.sku)
     if selector is None:
         return _C.get_analytic_config(problem, device)
-    return selector.choose(problem, device, "auto", kernel_hash(problem.op)).config
+    choice, _ = choose_by(selector, problem, device)
+    if not _C.is_legal(problem, choice.config, device):
+        return _C.get_analytic_config(problem, device)
+    return make_room(problem, choice, device).config
 
 
 def name_call(problem, device) -> str:

@@ -89,10 +89,7 @@ def choose(problem: "_C.Problem", device: "_C.Device") -> "_C.Choice":
     if loaded.selector is None:
         return choose_analytic(problem, device, loaded.reason)
     try:
-        for served in list_served(problem, loaded.selector):
-            choice = loaded.selector.choose(served, device, loaded.mode, kernel_hash(served.op))
-            if choice.source == "exact":
-                break
+        choice, served = choose_by(loaded.selector, problem, device, loaded.mode)
     except DeviceError:
         raise
     except Exception as error:
@@ -107,6 +104,19 @@ def choose(problem: "_C.Problem", device: "_C.Device") -> "_C.Choice":
             " --install`, or remove the file"
         )
     return choice
+
+
+def choose_by(
+    selector: Selector, problem: "_C.Problem", device: "_C.Device", mode: str = "auto"
+) -> tuple["_C.Choice", "_C.Problem"]:
+    """Return a selector's choice, which may be illegal for groups with ends, and the problem of list_served that it is
+    for. Raises: as Selector.choose.
+    """
+    for served in list_served(problem, selector):
+        choice = selector.choose(served, device, mode, kernel_hash(served.op))
+        if choice.source == "exact":
+            break
+    return choice, served
 
 
 def explain_tiles(problem: "_C.Problem", device: "_C.Device") -> tuple["_C.Choice", "_C.Config | None"]:
