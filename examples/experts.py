@@ -37,10 +37,11 @@ class Bf16Experts(torch.nn.Module):
             if is_masked:
                 deep_gemm.m_grouped_bf16_gemm_nt_masked(rows, weight, d, placement.groups, expected_m)
             else:
-                deep_gemm.m_grouped_bf16_gemm_nt_contiguous(rows, weight, d, placement.groups, use_psum_layout=True)
+                hint = {"use_psum_layout": True, "expected_m_for_psum_layout": expected_m}
+                deep_gemm.m_grouped_bf16_gemm_nt_contiguous(rows, weight, d, placement.groups, **hint)
             return d
 
-        spread = nn_spread(x, placement.rows, None, placement.num_rows)
+        spread = nn_spread(x, placement.rows, None, placement.num_rows, False)
         spread = spread.view(experts, tokens, -1) if is_masked else spread
         gate, up = multiply(spread, self.gate_up_proj).chunk(2, dim=-1)
         out = multiply(self.act_fn(gate) * up, self.down_proj)

@@ -169,21 +169,29 @@ class Fp8Experts(torch.nn.Module):
         check_last_dim(x, self.gate_up_proj.in_features, False)
         rows = x.reshape(-1, x.shape[-1])
         _check_routing(rows, top_k_index, top_k_weights, self.gate_up_proj.num_groups)
-        run = self._run_masked if self._is_masked(rows, top_k_weights, layout) else self._run_contiguous
+        operands = (rows, top_k_weights, self.gate_up_proj.weight, self.down_proj.weight)
+        has_gradient = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
+        is_masked = self._is_masked(len(rows), has_gradient, layout)
+        run = self._run_masked if is_masked else self._run_for_training if has_gradient else self._run_contiguous
         return run(rows, top_k_index.long(), top_k_weights.float()).view(x.shape)
 
-    def _is_masked(self, rows: torch.Tensor, weights: torch.Tensor, layout: str | None) -> bool:
+    def _is_masked(self, tokens: int, has_gradient: bool, layout: str | None) -> bool:
         if not (layout is None or isinstance(layout, str)) or layout not in LAYOUTS:
             raise ArgumentError(
                 f"layout = {shorten(layout)}: must be 'contiguous', 'masked' or None; pass one of them."
             )
-        operands = (rows, weights, self.gate_up_proj.weight, self.down_proj.weight)
-        has_gradient = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
         if has_gradient and layout == "masked":
             raise ArgumentError("layout = 'masked': has no backward; call under torch.no_grad(), or leave it out.")
-        return layout == "masked" or (layout is None and not has_gradient and rows.shape[0] <= MASKED_TOKENS)
+        return layout == "masked" or (layout is None and not has_gradient and tokens <= MASKED_TOKENS)
 
     def _run_contiguous(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        groups = self.gate_up_proj.num_groups
+        (rows, num_rows, ends), expected_m = place_contiguous(index, groups), ceil_div(index.numel(), groups)
+        hidden = self.gate_up_proj.forward_tokens(x, rows, num_rows, ends, expected_m)
+        out = self.down_proj(hidden, ends, is_swiglu=True, expected_m=expected_m)
+        return nn_combine(out, rows, weights)
+
+    def _run_for_training(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         placement = place_contiguous(index, self.gate_up_proj.num_groups)
         spread = nn_spread(x, placement.rows, None, placement.num_rows)
         hidden = self.gate_up_proj(spread, placement.groups)

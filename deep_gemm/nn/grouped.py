@@ -7,7 +7,7 @@ import torch
 
 from deep_gemm.arguments import check_bool, check_integer, shorten
 from deep_gemm.errors import ArgumentError, ShapeError
-from deep_gemm.nn.grouped_ops import nn_grouped, nn_grouped_masked
+from deep_gemm.nn.grouped_ops import nn_grouped, nn_grouped_masked, nn_grouped_tokens
 from deep_gemm.nn.linear import check_options, check_rows, check_sizes, check_tensors, get_output_dtype
 from deep_gemm.nn.products import check_features
 from deep_gemm.nn.registration import check_no_tangents
@@ -102,7 +102,9 @@ class Fp8GroupedLinear(Fp8Weight):
         layer._finish()
         return layer
 
-    def forward(self, x: torch.Tensor, ends: torch.Tensor, *, is_swiglu: bool = False) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, ends: torch.Tensor, *, is_swiglu: bool = False, expected_m: int | None = None
+    ) -> torch.Tensor:
         """Return [m, out_features] for groups of rows that lie one after the other.
 
         Args:
@@ -110,16 +112,57 @@ class Fp8GroupedLinear(Fp8Weight):
                 are padding; they must be 0 where gradients of the weight are wanted, as must those of y's gradient.
             ends: int32 [num_groups] on x's device, the row behind the last one of each group; a group starts at the end
                 of the one before, rounded up to a multiple of 128.
+            expected_m: the rows of a group on average, where no gradient is wanted and rows of padding do not matter,
+                which are then undefined: faster for groups of fewer than 128 rows.
 
         Rows of padding of y, and of x's gradient, are 0.
-        Raises: ArgumentError, DtypeError, ShapeError.
+        Raises: ArgumentError, also where a gradient would be wanted with expected_m; DtypeError, ShapeError.
         """
         check_rows(x)
         check_tensors(ends=ends)
         check_bool("is_swiglu", is_swiglu)
+        if expected_m is not None:
+            expected_m = self._check_expected(x, expected_m, "undefined padding")
         return nn_grouped(
-            x, self.weight, self.weight_scale_inv, ends, self.get_main_grad(), is_swiglu, get_output_dtype(x)
+            x,
+            self.weight,
+            self.weight_scale_inv,
+            ends,
+            self.get_main_grad(),
+            is_swiglu,
+            get_output_dtype(x),
+            expected_m,
         )
+
+    def forward_tokens(
+        self, x: torch.Tensor, rows: torch.Tensor, num_rows: int, ends: torch.Tensor, expected_m: int
+    ) -> torch.Tensor:
+        """Return [num_rows, out_features] of tokens at the rows of their choices; rows of no token are undefined. Each
+        token is quantised once, not once for each choice.
+
+        Args:
+            x: [tokens, in_features]. rows: int64 [tokens, choices] on x's device, below num_rows; a choice of another
+                row is left out. num_rows: a multiple of 128. ends, expected_m: as for forward.
+
+        Raises: ArgumentError, also where a gradient would be wanted: this form has no backward; DtypeError, ShapeError.
+        """
+        check_rows(x)
+        check_tensors(rows=rows, ends=ends)
+        num_rows = check_integer("num_rows", num_rows)
+        expected_m = self._check_expected(x, expected_m, "tokens at the rows of their choices")
+        check_no_tangents("nn_grouped_tokens", (x, self.weight))
+        weights = self.weight, self.weight_scale_inv
+        return nn_grouped_tokens(x, rows, num_rows, *weights, ends, expected_m, get_output_dtype(x))
+
+    def _check_expected(self, x: torch.Tensor, expected_m: int, what: str) -> int:
+        """Return expected_m. Raises: ArgumentError, also where a gradient would be wanted of `what`."""
+        expected_m = check_integer("expected_m", expected_m)
+        if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
+            raise ArgumentError(
+                f"{what}: have no backward; call under torch.no_grad(), or use the contiguous form for training,"
+                " without expected_m."
+            )
+        return expected_m
 
     def forward_masked(
         self, x: torch.Tensor, masked_m: torch.Tensor, expected_m: int, *, is_swiglu: bool = False
@@ -135,11 +178,7 @@ class Fp8GroupedLinear(Fp8Weight):
         check_rows(x)
         check_tensors(masked_m=masked_m)
         check_bool("is_swiglu", is_swiglu)
-        expected_m = check_integer("expected_m", expected_m)
-        if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
-            raise ArgumentError(
-                "masked rows: have no backward; call under torch.no_grad(), or use the contiguous form for training."
-            )
+        expected_m = self._check_expected(x, expected_m, "masked rows")
         check_no_tangents("nn_grouped_masked", (x, self.weight))
         return nn_grouped_masked(
             x, self.weight, self.weight_scale_inv, masked_m, expected_m, is_swiglu, get_output_dtype(x)

@@ -5,8 +5,9 @@ without a rounding in between, the backward as swiglu.py says. Scales are those 
 
 Contiguous: groups of rows by their ends (`use_psum_layout` in docs/ops.md), each from a multiple of 128 on; rows
 between them are padding: +0 in every result, and to be 0 in x and dy, whose columns share scales with them. All of it
-is differentiable, and no size comes back to the host. Masked: room for the same number of rows in each group, without
-backward.
+is differentiable, and no size comes back to the host. Where the expected rows of a group are given, padding is
+undefined instead, tiles are chosen for so many rows, and there is no backward. Masked: room for the same number of rows
+in each group, without backward.
 """
 
 import torch
@@ -22,8 +23,9 @@ from deep_gemm.nn.products import (
     store_as,
 )
 from deep_gemm.nn.registration import differentiate, register
+from deep_gemm.nn.routing import nn_spread
 from deep_gemm.nn.swiglu import differentiate_swiglu, get_product_dtype
-from deep_gemm.quantize import SCALE_BLOCK
+from deep_gemm.quantize import SCALE_BLOCK, per_token_cast_to_fp8
 
 
 def check_contiguous(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, is_swiglu: bool) -> None:
@@ -55,20 +57,58 @@ def _run_grouped(
     main_grad: torch.Tensor | None,
     is_swiglu: bool,
     dtype: torch.dtype,
+    expected_m: int | None = None,
 ) -> torch.Tensor:
     check_contiguous(x, weight, ends, is_swiglu)
-    a, b, options = quantise_rows(x, is_swiglu), make_weight_pair(weight, scale), _ends_options()
-    shape = (x.shape[0], weight.shape[1])
-    return store_as(dtype, shape, x, lambda d: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, ends, **options))
+    return _multiply(quantise_rows(x, is_swiglu), weight, scale, ends, dtype, expected_m)
 
 
-def _ends_options() -> dict[str, bool]:
-    return {"use_psum_layout": True, "ensure_zero_padding": True}
+def _multiply(
+    a: tuple[torch.Tensor, torch.Tensor],
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    ends: torch.Tensor,
+    dtype: torch.dtype,
+    expected_m: int | None,
+) -> torch.Tensor:
+    b, options = make_weight_pair(weight, scale), _ends_options(expected_m)
+    shape = (len(a[0]), weight.shape[1])
+    return store_as(dtype, shape, a[0], lambda d: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, ends, **options))
 
 
-def _fake_grouped(x, weight, scale, ends, main_grad, is_swiglu, dtype) -> torch.Tensor:
+def _ends_options(expected_m: int | None = None) -> dict[str, int]:
+    if expected_m is None:
+        return {"use_psum_layout": True, "ensure_zero_padding": True}
+    return {"use_psum_layout": True, "expected_m_for_psum_layout": expected_m}
+
+
+def _fake_grouped(x, weight, scale, ends, main_grad, is_swiglu, dtype, expected_m=None) -> torch.Tensor:
     check_last_dim(x, weight.shape[2], is_swiglu)
     return x.new_empty((x.shape[0], weight.shape[1]), dtype=dtype)
+
+
+def _run_tokens(
+    x: torch.Tensor,
+    rows: torch.Tensor,
+    num_rows: int,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    ends: torch.Tensor,
+    expected_m: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    check_last_dim(x, weight.shape[2], False)
+    values, scales = per_token_cast_to_fp8(x, use_ue8m0=False)
+    # Bits of FP8 numbers, two at a time.
+    a = nn_spread(values.view(torch.bfloat16), rows, None, num_rows, False).view(values.dtype)
+    a_scales = nn_spread(scales, rows, None, num_rows, False)
+    check_contiguous(a, weight, ends, False)
+    return _multiply((a, a_scales), weight, scale, ends, dtype, expected_m)
+
+
+def _fake_tokens(x, rows, num_rows, weight, scale, ends, expected_m, dtype) -> torch.Tensor:
+    check_last_dim(x, weight.shape[2], False)
+    return x.new_empty((num_rows, weight.shape[1]), dtype=dtype)
 
 
 def _run_dgrad(
@@ -110,7 +150,7 @@ def _fake_wgrad_onto(grad, x, ends, main_grad) -> None:
 
 
 def _set_up(ctx, inputs: tuple, output: torch.Tensor) -> None:
-    x, weight, scale, ends, main_grad, is_swiglu, _ = inputs
+    x, weight, scale, ends, main_grad, is_swiglu, *_ = inputs
     is_kept = weight.requires_grad or is_swiglu
     ctx.save_for_backward(x if is_kept else None, weight, scale, ends)
     # As in dense_ops.py, main_grad is not saved by autograd.
@@ -132,7 +172,7 @@ def _backward(ctx, grad: torch.Tensor) -> tuple:
             compute=lambda: nn_grouped_wgrad(grad, x, ends, weight.dtype),
             add=lambda: nn_grouped_wgrad_onto(grad, x, ends, ctx.main_grad),
         )
-    return dx, dw, None, None, None, None, None
+    return dx, dw, None, None, None, None, None, None
 
 
 def _run_masked(
@@ -157,10 +197,18 @@ def _fake_masked(x, weight, scale, masked_m, expected_m, is_swiglu, dtype) -> to
 
 nn_grouped = register(
     "nn_grouped",
-    "(Tensor x, Tensor weight, Tensor? scale, Tensor ends, Tensor? main_grad, bool is_swiglu, ScalarType dtype)"
-    " -> Tensor",
+    "(Tensor x, Tensor weight, Tensor? scale, Tensor ends, Tensor? main_grad, bool is_swiglu, ScalarType dtype,"
+    " SymInt? expected_m=None) -> Tensor",
     _run_grouped,
     _fake_grouped,
+)
+#: The product of the tokens x [tokens, k] at the rows of their choices, which quantises each of them once.
+nn_grouped_tokens = register(
+    "nn_grouped_tokens",
+    "(Tensor x, Tensor rows, SymInt num_rows, Tensor weight, Tensor? scale, Tensor ends, SymInt expected_m,"
+    " ScalarType dtype) -> Tensor",
+    _run_tokens,
+    _fake_tokens,
 )
 nn_grouped_dgrad = register(
     "nn_grouped_dgrad",

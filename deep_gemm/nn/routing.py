@@ -91,12 +91,24 @@ def _run_spread(
     out = (x.new_zeros if has_zeros else x.new_empty)(num_rows, x.shape[1])
     if _spread(x, _to_words(rows), weights, out) is not NotImplemented:
         return out
+    whole = torch.cat([out, out[:0].new_empty(1, x.shape[1])])  # a last row for choices that have none
+    rows = rows.where(_are_rows(rows, num_rows), num_rows)
     if weights is None:
-        out[rows] = x[:, None]
-        return out
-    for part in _list_parts(rows):
-        out[rows[part]] = (x[part, None].float() * weights[part, :, None]).to(x.dtype)
-    return out
+        whole[rows] = x[:, None]
+    else:
+        for part in _list_parts(rows):
+            whole[rows[part]] = (x[part, None].float() * weights[part, :, None]).to(x.dtype)
+    return whole[:num_rows]
+
+
+def _are_rows(rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    return (rows >= 0) & (rows < num_rows)
+
+
+def _choose_rows(y: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return the rows of choices in FP32, zeros for those that have none."""
+    are_rows = _are_rows(rows, len(y))
+    return y[rows.where(are_rows, 0)].float().where(are_rows[..., None], 0.0)
 
 
 def _list_parts(rows: torch.Tensor) -> list[slice]:
@@ -114,7 +126,7 @@ def _run_combine(y: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | No
         return done
     out = y.new_empty(len(rows), y.shape[1])
     for part in _list_parts(rows):
-        chosen = y[rows[part]].float()
+        chosen = _choose_rows(y, rows[part])
         out[part] = (chosen if weights is None else chosen * weights[part, :, None]).sum(1)
     return out
 
@@ -122,7 +134,7 @@ def _run_combine(y: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | No
 def _run_combine_wgrad(grad: torch.Tensor, y: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     out = torch.empty(rows.shape, dtype=torch.float32, device=y.device)
     for part in _list_parts(rows):
-        out[part] = (y[rows[part]].float() * grad[part, None].float()).sum(-1)
+        out[part] = (_choose_rows(y, rows[part]) * grad[part, None].float()).sum(-1)
     return out
 
 

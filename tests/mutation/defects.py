@@ -85,8 +85,8 @@ DEFECTS: Defects = {
         ("        _has_warned = True\n        warnings", "        warnings"),
         ("    except DeviceError:\n        raise\n    except Exception", "    except Exception"),
         (
-            "loaded.selector.choose(served, device, loaded.mode, kernel_hash(served.op))",
-            "loaded.selector.choose(served, device, loaded.mode)",
+            "selector.choose(served, device, mode, kernel_hash(served.op))",
+            "selector.choose(served, device, mode)",
         ),
         ("    return sibling if sibling in known and op not in known else op\n", "    return op\n"),
         ('    if mode == "analytic":\n', "    if False:\n"),
@@ -348,9 +348,9 @@ DEFECTS: Defects = {
         ("rows, count_most_rows(experts.numel(), num_experts, SCALE_BLOCK), ends", "rows, experts.numel(), ends"),
         ("(starts + counts).int()", "starts.int()"),
         ("experts.where(is_first, num_experts)", "experts"),
-        ("        out[rows] = x[:, None]\n", "        out[rows[:, :1]] = x[:, None]\n"),
+        ("        whole[rows] = x[:, None]\n", "        whole[rows[:, :1]] = x[:, None]\n"),
         ("(chosen if weights is None else chosen * weights[part, :, None])", "(chosen)"),
-        ("(y[rows[part]].float() * grad[part, None].float()).sum(-1)", "y[rows[part]].float().sum(-1)"),
+        ("(_choose_rows(y, rows[part]) * grad[part, None].float()).sum(-1)", "_choose_rows(y, rows[part]).sum(-1)"),
         ("    dy = nn_spread(grad, rows, weights, y.shape[0])", "    dy = nn_spread(grad, rows, None, y.shape[0])"),
     ],
     ("deep_gemm/group_rows.py", "tests/cpu/nn/test_experts.py tests/cpu/nn/test_fused.py"): [

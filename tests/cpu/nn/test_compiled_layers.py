@@ -90,3 +90,7 @@ def test_registrations_of_groups_are_sound():
     for is_masked in (False, True):
         torch.library.opcheck(ops.nn_place.default, (rows, 8, is_masked))
     torch.library.opcheck(ops.nn_combine.default, (x, rows, gates))
+    tokens = few.detach(), rows, 256, weight.detach(), None, ends, 2, FP32
+    torch.library.opcheck(
+        ops.nn_grouped_tokens.default, tokens, test_utils=("test_schema", "test_autograd_registration")
+    )

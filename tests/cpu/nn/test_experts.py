@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import deep_gemm
 from deep_gemm import errors
 from deep_gemm.nn import Fp8Experts, Fp8GroupedLinear, Fp8Linear, quantize_
-from deep_gemm.nn.routing import place_contiguous, place_masked
+from deep_gemm.nn.routing import nn_spread, place_contiguous, place_masked
 from deep_gemm.quantize import align
 from deep_gemm.testing import calc_diff
 from tests.gpu.nn_references import multiply
@@ -176,12 +176,44 @@ def test_a_transposed_routing_is_the_same():
 
 def test_the_layout_follows_the_call(monkeypatch):
     layer, seen = Fp8Experts(EXPERTS, 48, 32), []
-    for name in ("_run_masked", "_run_contiguous"):
+    for name in ("_run_masked", "_run_contiguous", "_run_for_training"):
         monkeypatch.setattr(layer, name, lambda x, *rest, name=name: seen.append(name) or x)
     for tokens, is_grad in itertools.product((64, 65), (True, False)):
         with torch.set_grad_enabled(is_grad):
             layer(torch.zeros(tokens, 48), *make_routing(tokens))
-    assert seen == ["_run_contiguous", "_run_masked", "_run_contiguous", "_run_contiguous"]
+    assert seen == ["_run_for_training", "_run_masked", "_run_for_training", "_run_contiguous"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_that_are_quantised_once_give_the_same_bits(dtype):
+    """As rows that are copied first, also of wide rows apart and a choice of no expert; nothing asks for padding."""
+    layer, x = Fp8GroupedLinear(3, 144, 48, trainable=False), torch.randn(70, 160).to(dtype)[:, :144]
+    index = torch.randint(0, 3, (70, 2))
+    index[5, 1] = -1
+    rows, num_rows, ends = place_contiguous(index, 3)
+    wanted = layer(nn_spread(x, rows, None, num_rows), ends)
+    got = layer.forward_tokens(x, rows, num_rows, ends, 47)
+    used = rows[rows < num_rows]
+    assert got.shape == wanted.shape and got.dtype == wanted.dtype and len(used) == 139
+    assert torch.equal(got[used], wanted[used]) and wanted[used].abs().amin(0).max() > 0
+    hidden = torch.randn(num_rows, 288).to(dtype)
+    plain, hinted = (layer(hidden, ends, is_swiglu=True, expected_m=given) for given in (None, 47))
+    assert torch.equal(plain[used], hinted[used])
+
+
+def test_forms_without_backward_say_so():
+    layer, x = Fp8GroupedLinear(3, 48, 32), torch.randn(4, 48)
+    rows, num_rows, ends = place_contiguous(torch.tensor([[0], [1], [2], [2]]), 3)
+    for call in (
+        lambda: layer.forward_tokens(x, rows, num_rows, ends, 2),
+        lambda: layer(torch.randn(num_rows, 48), ends, expected_m=2),
+    ):
+        with pytest.raises(errors.ArgumentError, match="no backward; call under torch.no_grad"):
+            call()
+        with torch.no_grad():
+            assert call().shape == (num_rows, 32)
+    with pytest.raises(errors.ArgumentError, match="expected_m"), torch.no_grad():
+        layer(torch.randn(num_rows, 48), ends, expected_m=1.5)
 
 
 @pytest.mark.parametrize("is_trainable", [True, False])

@@ -51,7 +51,8 @@ def run_with_duals(run: Callable, x: torch.Tensor) -> torch.Tensor:
 #: How derivatives are asked for in forward mode: of a function, at a point.
 FORWARD = {
     "jvp": lambda run, x: torch.func.jvp(run, (x,), (torch.ones_like(x),)),
-    "jacfwd": lambda run, x: torch.func.jacfwd(lambda value: run(value).sum())(x),
+    # By a factor of all of x: by x itself, tangents would take 5 GB.
+    "jacfwd": lambda run, x: torch.func.jacfwd(lambda factor: run(factor * x).sum())(torch.ones(())),
     "nested": lambda run, x: torch.func.jvp(
         lambda value: torch.func.jvp(run, (value,), (x,))[0], (x,), (torch.ones_like(x),)
     ),
@@ -63,7 +64,7 @@ REVERSE = {
     "grad": lambda run, x: torch.func.grad(lambda value: run(value).sum())(x),
     "vjp": lambda run, x: torch.func.vjp(run, x),
     "jacrev": lambda run, x: torch.func.jacrev(lambda value: run(value).sum(0))(x),
-    "hessian": lambda run, x: torch.func.hessian(lambda value: run(value).square().sum())(x),
+    "hessian": lambda run, x: torch.func.hessian(lambda factor: run(factor * x).square().sum())(torch.ones(())),
     "of each sample": lambda run, x: torch.func.vmap(torch.func.grad(lambda value: run(value).sum()))(x[None]),
 }
 
