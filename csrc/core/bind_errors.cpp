@@ -46,12 +46,15 @@ std::string parameters_of(const Record& record) {
     return text;
 }
 
+constexpr size_t kMaxBytes = 800;  // of arguments that a message shows, of which a call may have any number
+
 // (1, device='h200'): what was given, without the instance of a method.
 std::string arguments_of(const Record& record, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
     std::string text;
     const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
     for (Py_ssize_t i = record.is_method ? 1 : 0; i < count + named; ++i) {
         if (!text.empty()) text += ", ";
+        if (text.size() > kMaxBytes) return '(' + text + "...)";
         if (i >= count) text += utf8_of(PyTuple_GET_ITEM(names, i - count)) + '=';
         text += short_repr(arguments[i]);
     }

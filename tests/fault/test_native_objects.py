@@ -126,6 +126,26 @@ def test_what_such_an_error_says(call, message):
         call()
 
 
+def test_a_message_shows_some_of_many_arguments():
+    with pytest.raises(ArgumentError, match=r"^get_candidates\(0, 0, .*, 0, \.\.\.\): must be called as") as caught:
+        _C.get_candidates(*[0] * 100_000)
+    assert len(str(caught.value)) < 2000
+
+
+def test_no_class_is_asked_what_it_lacks():
+    """Each argument of each call is looked at; an exception for each took ten times as long as all the rest."""
+    asked = []
+
+    class Asked(type):
+        def __getattr__(cls, name):
+            asked.append(name)
+            raise KeyboardInterrupt
+
+    with pytest.raises(ArgumentError, match="must be called as"):
+        _C.is_legal(PROBLEM, CONFIG, Asked("Odd", (), {})())
+    assert "untyped_storage" not in asked
+
+
 def test_objects_of_other_types_are_unequal():
     assert PROBLEM != 3 and CONFIG != PROBLEM and torch.ones(1) != DEVICE and _C.Problem(**PROBLEM.as_dict()) == PROBLEM
 
