@@ -107,13 +107,13 @@ struct PlaceRows {
 
     __device__ __forceinline__ void run() const {
         __shared__ u32 counters[kWarps][kExperts];
-        __shared__ u32 starts[kExperts];
+        __shared__ u32 starts[kWarps > 1 ? kExperts : 1];  // static memory ends at 48 KB; one warp counts from there on
         u32* const own = counters[threadIdx.x / 32];
         for (u32 expert = threadIdx.x % 32; expert < kExperts; expert += 32) own[expert] = 0;
         __syncwarp();
         walk(own, [](u32, u32, u32, u32) {});
         __syncthreads();
-        for (u32 expert = threadIdx.x; expert < kExperts; expert += kThreads) {
+        for (u32 expert = threadIdx.x; kWarps > 1 && expert < kExperts; expert += kThreads) {
             u32 before = 0;
 #pragma unroll
             for (u32 warp = 0; warp < kWarps; ++warp) {
@@ -124,10 +124,11 @@ struct PlaceRows {
             starts[expert] = before;
         }
         __syncthreads();
-        find_starts(starts);
+        find_starts(kWarps > 1 ? starts : own);
         __syncthreads();
         walk(own, [&](u32 choice, u32 last, u32 expert, u32 rank) {
-            if (choice < last) write(choice, expert == kNone ? num_rows : starts[expert] + rank);
+            if (choice >= last) return;
+            write(choice, expert == kNone ? num_rows : kWarps > 1 ? starts[expert] + rank : rank);
         });
         if constexpr (kForm == PlaceForm::kMasked) share_rows();
     }

@@ -66,9 +66,16 @@ def test_rows_of_tokens_are_spread_and_combined(emulate, sizes, dtype, is_weight
     [
         (90, 3, 5, False),
         (33, 4, 6, True),
+        (40, 3, 4097, False),
         *(
             pytest.param(*one, marks=pytest.mark.full)
-            for one in ((5000, 1, 128, False), (1, 8, 300, False), (64, 8, 256, True), (700, 2, 1000, False))
+            for one in (
+                (5000, 1, 128, False),
+                (1, 8, 300, False),
+                (64, 8, 256, True),
+                (700, 2, 1000, False),
+                (9, 8, 8192, True),
+            )
         ),
     ],
 )
