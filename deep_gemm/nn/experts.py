@@ -244,7 +244,7 @@ def _check_choices(index: torch.Tensor, num_experts: int) -> None:
     """Check the numbers of a routing, which a graph that is being recorded must not ask for."""
     if is_fake(index) or tracing.is_recording():
         return
-    least, most = (int(value) for value in index.aminmax())
+    least, most = (int(value) for value in index.long().aminmax())  # torch has none of unsigned integers
     if least < 0 or most >= num_experts:
         raise ArgumentError(
             f"top_k_index: holds {least if least < 0 else most}, must be experts 0..{num_experts - 1}; give a choice"

@@ -48,11 +48,12 @@ def place_masked(experts: torch.Tensor, num_experts: int) -> Placement:
     or they would take more room than that. A choice of no expert has the row `num_rows`, which there is not.
     """
     rows, counts = nn_place(experts, num_experts, True)
-    return Placement(rows, num_experts * len(experts), counts)
+    return Placement(rows, num_experts * experts.shape[0], counts)  # len() would fix the tokens of an exported graph
 
 
 def _run_place(experts: torch.Tensor, num_experts: int, is_masked: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    found = _place(_to_words(experts), num_experts, is_masked)
+    experts = _make_dense(experts)
+    found = _place(experts.view(torch.int32), num_experts, is_masked)
     if found is not NotImplemented:
         return found[0].view(torch.int64), found[1]
     is_known = (experts >= 0) & (experts < num_experts)
@@ -76,39 +77,45 @@ def _share_rows(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, 
 
 
 def _fake_place(experts: torch.Tensor, num_experts: int, is_masked: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = experts.new_empty(experts.shape)  # dense, as the kernel returns them
+    rows = experts.new_empty(experts.shape, dtype=torch.int64)  # dense, whatever the strides of the choices
     return rows, experts.new_empty(num_experts, dtype=torch.int32)
 
 
+def _make_dense(choices: torch.Tensor) -> torch.Tensor:
+    """Return choices as int64, one row after the other; those of a transposed routing have its strides."""
+    dense = choices.long().contiguous()
+    # To torch, a column of a single choice, or no choices, are contiguous with any strides.
+    return dense if dense.stride(-1) == 1 else dense.clone(memory_format=torch.contiguous_format)
+
+
 def _to_words(rows: torch.Tensor) -> torch.Tensor:
-    """Return the rows of choices as row_kernels takes them; those of a transposed routing have its strides."""
-    return rows.long().contiguous().view(torch.int32)
+    """Return the rows of choices as row_kernels takes them."""
+    return _make_dense(rows).view(torch.int32)
+
+
+def _find_known(rows: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (which choices have a row, the rows of those, of others a row that there is), as the kernels leave out
+    choices of no row.
+    """
+    is_known = (rows >= 0) & (rows < num_rows)
+    return is_known, rows.where(is_known, 0)
 
 
 def _run_spread(
     x: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None, num_rows: int, has_zeros: bool = True
 ) -> torch.Tensor:
-    out = (x.new_zeros if has_zeros else x.new_empty)(num_rows, x.shape[1])
+    make = x.new_zeros if has_zeros else x.new_empty
+    out = make(num_rows, x.shape[1])
     if _spread(x, _to_words(rows), weights, out) is not NotImplemented:
         return out
-    whole = torch.cat([out, out[:0].new_empty(1, x.shape[1])])  # a last row for choices that have none
-    rows = rows.where(_are_rows(rows, num_rows), num_rows)
+    out = make(num_rows + 1, x.shape[1])  # the last one for choices of no row
+    rows = rows.where((rows >= 0) & (rows < num_rows), num_rows)
     if weights is None:
-        whole[rows] = x[:, None]
-    else:
-        for part in _list_parts(rows):
-            whole[rows[part]] = (x[part, None].float() * weights[part, :, None]).to(x.dtype)
-    return whole[:num_rows]
-
-
-def _are_rows(rows: torch.Tensor, num_rows: int) -> torch.Tensor:
-    return (rows >= 0) & (rows < num_rows)
-
-
-def _choose_rows(y: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return the rows of choices in FP32, zeros for those that have none."""
-    are_rows = _are_rows(rows, len(y))
-    return y[rows.where(are_rows, 0)].float().where(are_rows[..., None], 0.0)
+        out[rows] = x[:, None]
+        return out[:num_rows]
+    for part in _list_parts(rows):
+        out[rows[part]] = (x[part, None].float() * weights[part, :, None]).to(x.dtype)
+    return out[:num_rows]
 
 
 def _list_parts(rows: torch.Tensor) -> list[slice]:
@@ -125,17 +132,19 @@ def _run_combine(y: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | No
     if done is not NotImplemented:
         return done
     out = y.new_empty(len(rows), y.shape[1])
+    is_known, rows = _find_known(rows, len(y))
     for part in _list_parts(rows):
-        chosen = _choose_rows(y, rows[part])
+        chosen = y[rows[part]].float().masked_fill_(~is_known[part, :, None], 0)
         out[part] = (chosen if weights is None else chosen * weights[part, :, None]).sum(1)
     return out
 
 
 def _run_combine_wgrad(grad: torch.Tensor, y: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     out = torch.empty(rows.shape, dtype=torch.float32, device=y.device)
+    is_known, rows = _find_known(rows, len(y))
     for part in _list_parts(rows):
-        out[part] = (_choose_rows(y, rows[part]) * grad[part, None].float()).sum(-1)
-    return out
+        out[part] = (y[rows[part]].float() * grad[part, None].float()).sum(-1)
+    return out.masked_fill_(~is_known, 0)
 
 
 def _fake_combine_wgrad(grad, y, rows) -> torch.Tensor:

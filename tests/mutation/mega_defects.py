@@ -103,6 +103,9 @@ MEGA_DEFECTS: Defects = {
     ("deep_gemm/nn/routing.py", "tests/cpu/nn/test_experts.py"): [
         ("return rows.where(is_known, most), ", "return rows, "),
         ("return rows.where(is_known, num_experts * len(experts)), counts.int()", "return rows, counts.int()"),
-        ("rows.long().contiguous().view(torch.int32)", "rows.view(torch.int32)"),
+        ("dense if dense.stride(-1) == 1 else dense.clone(memory_format=torch.contiguous_format)", "dense"),
+        (".float().masked_fill_(~is_known[part, :, None], 0)", ".float()"),
+        ("return out.masked_fill_(~is_known, 0)", "return out"),
+        ("rows.where((rows >= 0) & (rows < num_rows), num_rows)", "rows"),
     ],
 }

@@ -1,5 +1,7 @@
 """Layers in compiled graphs: whole graphs, the bits of eager calls, and sound registrations."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -75,6 +77,18 @@ def test_compiled_experts_are_one_graph_with_the_same_bits():
         assert torch.equal(torch.compile(program, fullgraph=True, backend="aot_eager")(x), program(x))
 
 
+@pytest.mark.parametrize("least, most", [(2, 64), (65, 4096)])
+def test_exported_experts_take_any_number_of_tokens(least, most):
+    """In both layouts, of which the sizes follow from the tokens."""
+    layer, tokens = Fp8Experts(4, 48, 32), torch.export.Dim("tokens", min=least, max=most)
+    first, other = (
+        (torch.randn(rows, 48), torch.randint(0, 4, (rows, 2)), torch.rand(rows, 2)) for rows in (least + 7, least + 2)
+    )
+    with torch.no_grad():
+        exported = torch.export.export(layer, first, dynamic_shapes=({0: tokens},) * 3, strict=False)
+        assert torch.equal(exported.module()(*other), layer(*other))
+
+
 @pytest.mark.full
 def test_registrations_of_groups_are_sound():
     ops, ends = torch.ops.deep_gemm_tuned, torch.tensor([5, 133], dtype=torch.int32)
@@ -87,8 +101,8 @@ def test_registrations_of_groups_are_sound():
     rows, gates = torch.tensor([[3, 1], [0, 7]]), torch.rand(2, 2, requires_grad=True)
     few = torch.randn(2, 48, requires_grad=True)
     torch.library.opcheck(ops.nn_spread.default, (few, rows, None, 9))
-    for is_masked in (False, True):
-        torch.library.opcheck(ops.nn_place.default, (rows, 8, is_masked))
+    for is_masked, choices in itertools.product((False, True), (rows, rows.t(), rows[:1].t(), rows.int())):
+        torch.library.opcheck(ops.nn_place.default, (choices, 8, is_masked))
     torch.library.opcheck(ops.nn_combine.default, (x, rows, gates))
     tokens = few.detach(), rows, 256, weight.detach(), None, ends, 2, FP32
     torch.library.opcheck(

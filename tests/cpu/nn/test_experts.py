@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import deep_gemm
 from deep_gemm import errors
 from deep_gemm.nn import Fp8Experts, Fp8GroupedLinear, Fp8Linear, quantize_
-from deep_gemm.nn.routing import nn_spread, place_contiguous, place_masked
+from deep_gemm.nn.routing import nn_combine, nn_spread, place_contiguous, place_masked
 from deep_gemm.quantize import align
 from deep_gemm.testing import calc_diff
 from tests.gpu.nn_references import multiply
@@ -267,6 +267,44 @@ def test_choices_of_no_expert_have_no_row():
     assert contiguous.rows.tolist() == [[0, 384, 128], [384, 129, 130], [384, 1, 2]] and contiguous.num_rows == 384
     assert contiguous.groups.tolist() == [3, 128, 131]
     assert masked.rows.tolist() == [[0, 9, 6], [9, 7, 7], [9, 1, 1]] and masked.groups.tolist() == [2, 0, 2]
+
+
+def test_choices_without_a_row_move_nothing():
+    """In dtypes and sizes that have no kernel, too, forward and backward."""
+    rows = torch.tensor([[1, 9], [-1, 0]])  # of three
+    x, weights = torch.randn(2, 16, requires_grad=True), torch.rand(2, 2, requires_grad=True)
+    y = torch.full((3, 16), torch.nan).index_copy(0, torch.tensor([0, 1]), torch.randn(2, 16)).requires_grad_()
+    assert torch.equal(nn_spread(x, rows, None, 3), torch.stack([x[1], x[0], torch.zeros(16)]))
+    assert torch.equal(nn_spread(x, rows, weights, 3)[:2], torch.stack([x[1] * weights[1, 1], x[0] * weights[0, 0]]))
+    out, grad = nn_combine(y, rows, weights), torch.randn(2, 16)
+    assert torch.equal(out, torch.stack([y[1] * weights[0, 0], y[0] * weights[1, 1]]))
+    dy, dw = torch.autograd.grad(out, (y, weights), grad)
+    assert torch.equal(dy, torch.stack([grad[1] * weights[1, 1], grad[0] * weights[0, 0], torch.zeros(16)]))
+    assert torch.equal(
+        dw, torch.stack([(y[1] * grad[0]).sum(), dw.new_zeros(()), dw.new_zeros(()), (y[0] * grad[1]).sum()]).view(2, 2)
+    )
+    (dx,) = torch.autograd.grad(nn_spread(x, rows, None, 3), x, y.detach())
+    assert torch.equal(dx, torch.stack([y[1], y[0]]))
+
+
+def test_choices_may_be_of_any_integers():
+    layer, x = Fp8Experts(3, 48, 32), torch.randn(5, 48)
+    index, weights = torch.randint(0, 3, (5, 2)), torch.rand(5, 2)
+    for dtype in (torch.int8, torch.uint8, torch.int32, torch.uint16, torch.uint32, torch.uint64):
+        assert torch.equal(layer(x, index.to(dtype), weights), layer(x, index, weights))
+    with pytest.raises(errors.ArgumentError, match=r"top_k_index: holds 3, must be experts 0..2"):
+        layer(x, index.add(3).clamp(max=3).to(torch.uint32), weights)
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+@pytest.mark.parametrize("tokens, top_k", [(5, 1), (5, 2), (0, 2)])
+def test_a_column_of_choices_may_have_any_strides(trainable, tokens, top_k):
+    """To torch, a column and nothing at all are contiguous with any strides."""
+    layer, x = Fp8Experts(3, 48, 32, trainable=trainable), torch.randn(tokens, 48)
+    index, weights = torch.randint(0, 3, (top_k, 5))[:, :tokens].t(), torch.rand(top_k, tokens).t()
+    assert index.stride() == (1, 5)
+    wanted = layer(x, torch.tensor(index.tolist()).view(tokens, top_k).long(), weights.clone())
+    assert torch.equal(layer(x, index, weights), wanted)
 
 
 def test_most_rows_that_any_routing_needs_fit():
