@@ -13,7 +13,8 @@ from tuner.commands.sweep import make_progress
 from tuner.problems.fields import OP_NAMES, OPS
 
 SIDE_HELP = (
-    "[DATABASE][@WHICH]: WHICH is a kernel hash, sweep:ID, driver:VERSION or previous; without it, the newest kernels."
+    "DATABASE, @WHICH or both, as DATABASE@WHICH. WHICH is a kernel hash, sweep:ID, driver:VERSION or previous; without"
+    " it, the newest kernels."
 )
 #: deep_gemm.selector_files.SUFFIX, whose module imports more than a help text may.
 ARTEFACT = ".dgsel"

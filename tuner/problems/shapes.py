@@ -34,8 +34,6 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError, ProblemError
 from deep_gemm.fields import OP_KINDS, PROBLEM_FIELDS
 from deep_gemm.identity import take_signals
-from deep_gemm.numerics import SPREAD
-from deep_gemm.quantize import align
 from deep_gemm.recorded_calls import Call, is_call, parse_call
 from tuner import errors
 from tuner.problems.fields import MAJORS, OPS, get_weight_shape, get_work, read_op_name
@@ -182,6 +180,9 @@ def make_sizes(op: str, group: dict, shape: dict) -> list[dict]:
 
 def size_groups(kind, num_groups: int, mean: int, alignment: int, room: int) -> dict:
     """Return the fields of a problem of so many groups of a mean size; masked ones have `room` rows each."""
+    from deep_gemm.numerics import SPREAD  # imports torch, for which no help text may wait
+    from deep_gemm.quantize import align
+
     sizes = {"num_groups": num_groups}
     if kind.k_is_divided:
         return sizes | {"k": num_groups * mean}

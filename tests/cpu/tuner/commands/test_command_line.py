@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.text import Text
 
 from deep_gemm import __version__
 from deep_gemm.fields import OP_KINDS
@@ -61,6 +62,15 @@ def test_the_list_of_commands_says_what_the_commands_say(name):
 def test_a_paragraph_of_a_help_text_is_one_line_that_the_window_breaks(name):
     said = typer.main.get_command(cli.make_app([name])).commands[name].help
     assert all("\n" not in paragraph for paragraph in inspect.cleandoc(said).split("\n\n"))
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_no_help_text_loses_what_stands_in_brackets(name):
+    """Rich takes [@WHICH] for markup, and leaves it out."""
+    command = typer.main.get_command(cli.make_app([name])).commands[name]
+    parts = [command, *getattr(command, "commands", {}).values()]
+    texts = [one.help for part in parts for one in (part, *part.params) if getattr(one, "help", None)]
+    assert texts and [Text.from_markup(text).plain for text in texts] == texts
 
 
 def test_the_help_of_sweep_names_every_preset_that_the_docs_name(capsys):
