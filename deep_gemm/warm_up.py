@@ -234,9 +234,7 @@ def _read(problem) -> "Given":
         return found.with_signals() if has_signals else found
     except TypeError as error:  # an ArgumentError, or names that are no text
         names = ", ".join(name if isinstance(name, str) else shorten(name) for name in problem)
-        raise ProblemError(
-            f"problem = {{{names}}}: needs op, m, n and k, and may have other fields of a problem; name them."
-        ) from error
+        raise ProblemError(f"problem = {{{names}}}: {error}; it needs op, m, n and k.") from error
 
 
 def _to_json(problem: Mapping) -> str:

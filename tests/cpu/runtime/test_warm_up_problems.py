@@ -171,7 +171,10 @@ def test_what_this_process_will_choose_is_prepared(tmp_path, is_recorded, is_cho
     "problems, error, text",
     [
         ([1], ArgumentError, "holds a int"),
-        ([{"op": "fp8_gemm", "m": 1}], ProblemError, "needs op, m, n and k"),
+        ([{"op": "fp8_gemm", "m": 1}], ProblemError, r"\{op, m\}: .* lacks the argument 'n'; .* needs op, m, n and k"),
+        ([{"op": 5, "m": 1, "n": 16, "k": 16}], ProblemError, "op = 5: must be text"),
+        ([{"op": "fp8_gemm", "m": 1, "n": 16, "k": 16, "rows": 1}], ProblemError, "an unknown argument 'rows'"),
+        ([{5: 1}], ProblemError, r"\{5\}: keywords must be strings; .* needs op, m, n and k"),
         (["{}"], ProblemError, "fields and op"),
         ("/missing/shapes.jsonl", ArgumentError, "cannot be read"),
     ],
