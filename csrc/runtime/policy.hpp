@@ -46,8 +46,7 @@ double get_tc_util();
 void set_tc_util(double ratio);
 
 // m * n * k of a product from which row-major scales are copied before it is run (scale_copy.hpp); m of masked groups
-// are the expected rows of all. At first 2.2e10.
-// DG_COPY_SCALES=0 makes it infinity.
+// are the expected rows of all. At first 2.2e10; DG_COPY_SCALES=0 makes it infinity.
 double get_scale_copy_work();
 void set_scale_copy_work(double work);  // Throws Error(kArgument) for a negative number or NaN.
 
