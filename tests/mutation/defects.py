@@ -353,11 +353,6 @@ DEFECTS: Defects = {
         ("(_choose_rows(y, rows[part]) * grad[part, None].float()).sum(-1)", "_choose_rows(y, rows[part]).sum(-1)"),
         ("    dy = nn_spread(grad, rows, weights, y.shape[0])", "    dy = nn_spread(grad, rows, None, y.shape[0])"),
     ],
-    ("deep_gemm/group_rows.py", "tests/cpu/nn/test_experts.py tests/cpu/nn/test_fused.py"): [
-        ("    order = flat.argsort(stable=True)\n", "    order = flat.argsort(stable=True, descending=True)\n"),
-        ("(counts.cumsum(0) - counts)[flat[order]]", "counts.cumsum(0)[flat[order]]"),
-        ("flat.where((flat >= 0) & (flat < num_groups), num_groups)", "flat.clamp(0, num_groups)"),
-    ],
     (
         "deep_gemm/nn/weights.py",
         "tests/cpu/nn/test_linear.py tests/cpu/nn/test_experts.py tests/cpu/nn/test_convert.py",

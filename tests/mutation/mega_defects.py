@@ -100,6 +100,11 @@ MEGA_DEFECTS: Defects = {
         ("source.stride(0) * size)\n    places", "source.shape[1] * size)\n    places"),
         ("kWeighted=weights is not None", "kWeighted=False"),
     ],
+    ("deep_gemm/group_rows.py", "tests/cpu/nn/test_experts.py tests/cpu/nn/test_fused.py"): [
+        ("    order = flat.argsort(stable=True)\n", "    order = flat.argsort(stable=True, descending=True)\n"),
+        ("(counts.cumsum(0) - counts)[flat[order]]", "counts.cumsum(0)[flat[order]]"),
+        ("flat.where((flat >= 0) & (flat < num_groups), num_groups)", "flat.clamp(0, num_groups)"),
+    ],
     ("deep_gemm/nn/routing.py", "tests/cpu/nn/test_experts.py"): [
         ("return rows.where(is_known, most), ", "return rows, "),
         ("return rows.where(is_known, num_experts * len(experts)), counts.int()", "return rows, counts.int()"),
