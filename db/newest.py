@@ -129,7 +129,8 @@ def rank_kernels(found: Tables, rows_of: Mapping[str, int], powered: Set[tuple],
                 date = is_result(row), row["created"]
                 dates[op, kernel_hash] = max(dates.get((op, kernel_hash), date), date)
     order = sorted(dates, key=lambda place: (dates[place], place[1]), reverse=True)
-    return [[of_op[name] for one, name in order if one == op] for op, of_op in kernels.items() if op in dict(order)]
+    ranked = [[of_op[name] for one, name in order if one == op] for op, of_op in kernels.items()]
+    return [of_op for of_op in ranked if of_op]
 
 
 def find_mixed(found: Tables) -> dict[tuple, dict[tuple, int]]:

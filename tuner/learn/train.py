@@ -87,8 +87,10 @@ def find_folders(folder: Path, op: str = "", device: str = "") -> list[Path]:
 
 def check_device(folders: list[Path], device: str) -> None:
     """Raise UsageError where a folder was trained for another GPU model than `device`, "" meaning any."""
-    wanted = known_device(device).sku if device else ""
-    for folder in folders if device else ():
+    if not device:
+        return
+    wanted = known_device(device).sku
+    for folder in folders:
         sku = load(folder).record.identity.sku
         if sku != wanted:
             raise errors.UsageError(

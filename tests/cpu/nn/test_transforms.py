@@ -13,7 +13,7 @@ import deep_gemm
 from deep_gemm import errors
 from deep_gemm.nn import Fp8Experts, Fp8GroupedLinear, Fp8Linear
 from deep_gemm.testing import calc_diff
-from tests.gpu.logits_operands import make_prefill
+from tests.gpu.logits_operands import make_paged, make_prefill
 
 pytestmark = pytest.mark.usefixtures("fresh_inputs")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -164,8 +164,10 @@ def multiply_plainly() -> list[torch.Tensor]:
     deep_gemm.bf16_gemm_nt(x.bfloat16(), w.bfloat16(), results[1])
     deep_gemm.cublaslt_gemm_nt(x.bfloat16(), w.bfloat16(), results[2])
     deep_gemm.tf32_hc_prenorm_gemm(x.bfloat16(), w, results[3], torch.empty(8))
-    operands = make_prefill(7, 64)
-    return [*results, deep_gemm.fp8_mqa_logits(**operands), deep_gemm.fp8_mqa_logits(**operands)]
+    paged = make_paged([70, 3])
+    schedule = deep_gemm.get_paged_mqa_logits_metadata(paged["context_lens"], 64, 4)
+    of_pages = deep_gemm.fp8_paged_mqa_logits(**paged, schedule_meta=schedule, max_context_len=128)
+    return [*results, deep_gemm.fp8_mqa_logits(**make_prefill(7, 64)), of_pages]
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
