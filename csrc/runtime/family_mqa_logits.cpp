@@ -79,8 +79,8 @@ void check_units(const char* rows, int64_t num_rows, const char* columns, int64_
     if (num_rows <= kMostUnits / units) return;
     fail_shape(std::string(rows) + " = " + std::to_string(num_rows) + ", " + columns + " = " +
                std::to_string(num_columns) +
-               ": kernels count units of 64 positions in 32 bits, so that all rows may have 2^38 positions at most; "
-               "pass fewer rows at a time.");
+               ": kernels count units of 64 positions in 32 bits, so that all rows must have fewer than 2^38 "
+               "positions; pass fewer rows at a time.");
 }
 
 Sizes check_unpaged(const Call& call) {

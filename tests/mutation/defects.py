@@ -348,9 +348,9 @@ DEFECTS: Defects = {
         ("rows, count_most_rows(experts.numel(), num_experts, SCALE_BLOCK), ends", "rows, experts.numel(), ends"),
         ("(starts + counts).int()", "starts.int()"),
         ("experts.where(is_first, num_experts)", "experts"),
-        ("        whole[rows] = x[:, None]\n", "        whole[rows[:, :1]] = x[:, None]\n"),
+        ("        out[rows] = x[:, None]\n", "        out[rows[:, :1]] = x[:, None]\n"),
         ("(chosen if weights is None else chosen * weights[part, :, None])", "(chosen)"),
-        ("(_choose_rows(y, rows[part]) * grad[part, None].float()).sum(-1)", "_choose_rows(y, rows[part]).sum(-1)"),
+        ("(y[rows[part]].float() * grad[part, None].float()).sum(-1)", "y[rows[part]].float().sum(-1)"),
         ("    dy = nn_spread(grad, rows, weights, y.shape[0])", "    dy = nn_spread(grad, rows, None, y.shape[0])"),
     ],
     (
