@@ -344,7 +344,10 @@ DEFECTS: Defects = {
         ("all(size == 1 or stride == want for", "all(stride == want for"),
         ("tuple(reversed(strides[: len(shape)]))", "tuple(reversed(strides))"),
     ],
-    ("deep_gemm/nn/routing.py", "tests/cpu/nn/test_experts.py tests/cpu/nn/test_fused.py"): [
+    (
+        "deep_gemm/nn/routing.py",
+        "tests/cpu/nn/test_experts.py tests/cpu/nn/test_routing.py tests/cpu/nn/test_fused.py",
+    ): [
         ("rows, count_most_rows(experts.numel(), num_experts, SCALE_BLOCK), ends", "rows, experts.numel(), ends"),
         ("(starts + counts).int()", "starts.int()"),
         ("experts.where(is_first, num_experts)", "experts"),

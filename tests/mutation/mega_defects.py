@@ -105,12 +105,19 @@ MEGA_DEFECTS: Defects = {
         ("(counts.cumsum(0) - counts)[flat[order]]", "counts.cumsum(0)[flat[order]]"),
         ("flat.where((flat >= 0) & (flat < num_groups), num_groups)", "flat.clamp(0, num_groups)"),
     ],
-    ("deep_gemm/nn/routing.py", "tests/cpu/nn/test_experts.py"): [
+    ("deep_gemm/nn/routing.py", "tests/cpu/nn/test_experts.py tests/cpu/nn/test_routing.py"): [
         ("return rows.where(is_known, most), ", "return rows, "),
         ("return rows.where(is_known, num_experts * len(experts)), counts.int()", "return rows, counts.int()"),
         ("dense if dense.stride(-1) == 1 else dense.clone(memory_format=torch.contiguous_format)", "dense"),
         (".float().masked_fill_(~is_known[part, :, None], 0)", ".float()"),
         ("return out.masked_fill_(~is_known, 0)", "return out"),
         ("rows.where((rows >= 0) & (rows < num_rows), num_rows)", "rows"),
+    ],
+    ("deep_gemm/nn/grouped_ops.py", "tests/cpu/nn/test_routing.py"): [
+        ("a_scales = nn_spread(scales, rows,", "a_scales = nn_spread(scales, rows.flip(0),"),
+        ("values.view(torch.bfloat16), rows, None", "values.view(torch.bfloat16), rows.flip(0), None"),
+    ],
+    ("deep_gemm/nn/grouped.py", "tests/cpu/nn/test_routing.py"): [
+        ('self._check_expected(x, expected_m, "undefined padding")', "expected_m"),
     ],
 }
