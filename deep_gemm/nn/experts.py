@@ -171,7 +171,7 @@ class Fp8Experts(torch.nn.Module):
         _check_routing(rows, top_k_index, top_k_weights, self.gate_up_proj.num_groups)
         operands = (rows, top_k_weights, self.gate_up_proj.weight, self.down_proj.weight)
         has_gradient = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
-        is_masked = self._is_masked(len(rows), has_gradient, layout)
+        is_masked = self._is_masked(rows.shape[0], has_gradient, layout)
         run = self._run_masked if is_masked else self._run_for_training if has_gradient else self._run_contiguous
         return run(rows, top_k_index.long(), top_k_weights.float()).view(x.shape)
 
