@@ -28,6 +28,7 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from deep_gemm import _C, environment
 from tuner import errors
@@ -38,6 +39,15 @@ NATIVE_NAME = Path(_C.__file__).name
 PARTS = ("deep_gemm", "models", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 #: Building all native sources takes one to ten minutes.
 BUILD_LIMIT_S = 1800.0
+
+
+def unpack(archive: IO[bytes], folder: Path) -> None:
+    """Write the files of a tar archive that git made below a folder."""
+    with tarfile.open(fileobj=archive) as files:
+        if hasattr(tarfile, "data_filter"):
+            files.extractall(folder, filter="data")
+        else:  # Python 3.11 to 3.11.3
+            files.extractall(folder)
 
 
 @dataclass(frozen=True)
@@ -107,8 +117,7 @@ class Clone:
                 command = ["git", "-C", str(self.root), "archive", "--format=tar", revision, "--", *parts]
                 subprocess.run(command, stdout=archive, check=True)
                 archive.seek(0)
-                with tarfile.open(fileobj=archive) as files:
-                    files.extractall(folder, filter="data")
+                unpack(archive, folder)
 
         subject = self.git("log", "-1", "--format=%h %s", revision) or revision[:12]
         return self.finish(name, subject, self.place(content, fill))

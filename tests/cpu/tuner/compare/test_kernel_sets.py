@@ -1,8 +1,10 @@
 """Where kernel sets come from: revisions and header folders of a small repository with this package, compiled."""
 
+import io
 import json
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,21 @@ def test_a_work_folder_is_the_same_for_every_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DG_JIT_CACHE_DIR", "cache")
     assert Clone.here(Path("work")).work == tmp_path / "work" and Clone.here().work == tmp_path / "cache"
+
+
+@pytest.mark.parametrize("has_filters", [True, False])
+def test_an_archive_is_unpacked_by_every_python(tmp_path, monkeypatch, has_filters):
+    """Also by 3.11 to 3.11.3, which know no filters."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as made:
+        made.add(__file__, "deep_gemm/one.py")
+    content.seek(0)
+    if not has_filters:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+        whole = tarfile.TarFile.extractall
+        monkeypatch.setattr(tarfile.TarFile, "extractall", lambda self, path: whole(self, path))
+    kernel_sets.unpack(content, tmp_path)
+    assert (tmp_path / "deep_gemm" / "one.py").read_bytes() == Path(__file__).read_bytes()
 
 
 def test_a_revision_is_written_once_with_the_native_module(clone):
