@@ -92,7 +92,7 @@ def test_a_second_interrupt_takes_effect_at_once():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.full)])
 def test_a_sweep_that_is_interrupted_anywhere_says_so(tmp_path, monkeypatch, stride):
     """At every write of a sweep, and right before and after it."""
     space, name = make_space(PROBLEM, DEVICE)[:6], "writing"

@@ -17,6 +17,7 @@ from tuner.learn.sources import open_database
 ARTEFACT = Path(next(iter(deep_gemm.models.__path__))) / f"{demo.RECORDED_SKU}.dgsel"
 
 
+@pytest.mark.full
 def test_recorded_comparison_shows_choices_of_selectors_that_never_saw_the_problem(capsys):
     path = snapshot_path(demo.RECORDED_SKU)
     with open_database(str(path)) as store:

@@ -201,6 +201,7 @@ def test_a_fold_without_data_is_answered_by_the_heuristic(data):
     assert not result.answered.any() and (result.columns["model"] == data.heuristic[held_out]).all()
 
 
+@pytest.mark.full
 def test_the_model_beats_the_heuristic_on_unseen_m_and_families():
     machine = synthetic.Machine(seed=2)
     rows = synthetic.full_rows(machine, synthetic.FEW_SHAPES, (1, 16, 128, 512, 2048))
