@@ -293,6 +293,8 @@ GEOMETRIES = [
     # A group may have more rows than expected: a band never cuts it for that.
     (make_grouped(BF16, 512, 2048, 512, 8, expected_m=20), 512),
     (make_grouped(K_GROUPED[0], 768, 512, 4096, 4), 768),
+    # The rate of the memory would change the band of a dense product of these sizes.
+    (make_grouped(K_GROUPED[1], 2048, 4096, 32768, 4), 2048),
     (make_grouped(K_GROUPED[1], 768, 512, 4096, 40, num_sms=20), 768),
     (_C.Problem("batched_fp8_gemm", 4096, 1024, 512, num_groups=6), 4096),
     (_C.Problem("batched_bf16_gemm", 256, 512, 512, num_groups=64), 256),
