@@ -53,11 +53,11 @@ def list_keys(device: "_C.Device") -> list[dict]:
         for dtype in OPS for n, k in SHAPES for groups in GROUPS for rows in ROWS
     ]  # fmt: skip
     return [
-        key | {"sum_m": draw_rows(key, draw)}
+        key | {"sum_m": sum_m}
         for key in keys
         for _, second in [selection.explain_tiles(*make_problems(key).values(), device)]
         if second
-        for draw in range(NUM_DRAWS)
+        for sum_m in dict.fromkeys(draw_rows(key, draw) for draw in range(NUM_DRAWS))  # two draws may be alike
     ]
 
 

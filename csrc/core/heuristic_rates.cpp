@@ -14,7 +14,7 @@ constexpr double kReferenceSms = 132, kReferenceClockMhz = 1980, kReferenceMemor
 
 int estimate_revision(const OpKind& kind) {
     if (kind.is_logits()) return kLogitsEstimateRevision;
-    if (kind.has_room()) return 3;      // an unfilled round loads more slowly, and a short ring steps more slowly
+    if (kind.has_room()) return 4;      // the tiles of all groups are about normal, and whole
     if (kind.k_is_divided()) return 2;  // a tile may wait for its C; trees know of the second D tile
     return 1;
 }

@@ -15,8 +15,8 @@
 
 namespace deep_gemm {
 
-// A bound on the kernels that are compiled. Of sizes drawn at random fewer gain the more groups there are: 2.3 % with
-// eight, 1.7 with nine, 0.5 with sixteen.
+// A bound on the kernels that are compiled. Of 1,500 sizes drawn at random fewer gain the more groups there are: 5.3 %
+// with eight, 3.5 with nine, 0.7 with sixteen.
 inline constexpr int32_t kMostGroupsOfTwoTiles = 8;
 
 // Empty where a kernel of `problem`'s variant can hold `first` and `second`, which are legal; else one sentence with

@@ -13,7 +13,7 @@ def test_problems_have_two_tiles_and_four_draws_of_their_rows():
     keys = second_tile.list_keys(H200)
     assert len({second_tile.FAMILY.identify(key) for key in keys}) == len(keys) > 60
     shapes = {tuple(key[name] for name in ("dtype", "num_groups", "mean_m", "n", "k")) for key in keys}
-    assert len(keys) == 4 * len(shapes) and {dtype for dtype, *_ in shapes} == {"fp8", "bf16"}
+    assert 3 * len(shapes) < len(keys) <= 4 * len(shapes) and {dtype for dtype, *_ in shapes} == {"fp8", "bf16"}
     for key in keys:
         low, high = (bound * key["num_groups"] * key["mean_m"] for bound in (0.69, 1.31))
         assert low <= key["sum_m"] <= high
