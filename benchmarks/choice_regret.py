@@ -130,7 +130,7 @@ def run_sweep(problems: list, choices: dict, args: argparse.Namespace) -> dict:
         time_budget_s=args.time_budget,
         backend=args.backend,
     )
-    return measure(options, args.db, 0)
+    return measure(options)
 
 
 def find_chooser(args: argparse.Namespace) -> _C.Device:

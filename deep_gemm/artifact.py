@@ -98,7 +98,7 @@ class Array(NamedTuple):
 #: Dimension -> smallest and largest size. `fields` is the number of fields of a config. The number of trees bounds the
 #: time of a choice.
 SIZES = {
-    "configs": (1, 128),
+    "configs": (1, 160),
     "fields": (1, 64),
     "exact": (0, MAX_BYTES),
     "trees + 1": (2, 257),

@@ -31,18 +31,22 @@ CENTER = statistics.median([statistics.median(differences) for differences in NO
 
 
 def load_sweep(op: str = "fp8_gemm", preset: str = "dense") -> list[MeasurementRow]:
-    """Return the fast ones of the newest confirmed rows that the recorded snapshot has of a preset's problems, of the
-    kernels that most of them are of.
+    """Return the fast ones of the confirmed rows that the recorded snapshot has of a preset's problems, of the kernels
+    that most of them are of; of each problem the newest of the blocks with most, since another board measured the
+    fastest alone again.
     """
     wanted = {problem.key for problem in shapes.load_preset(preset)}
     with Store.open(snapshot_path(SKU), mode="immutable") as store:
         rows = store.load_measurements(sku=SKU, op=op, role="confirm")
     kernels = Counter(row.block.kernel_hash for row in rows).most_common(1)[0][0]
-    newest = take_confirmed(
-        [row for row in rows if row.block.problem_key in wanted and row.block.kernel_hash == kernels]
-    )
+    known = [row for row in rows if row.block.problem_key in wanted and row.block.kernel_hash == kernels]
+    sizes = Counter((row.block.problem_key, row.block.block_id) for row in known)
+    largest: Counter = Counter()
+    for (problem_key, _), size in sizes.items():
+        largest[problem_key] = max(largest[problem_key], size)
+    whole = [row for row in known if sizes[row.block.problem_key, row.block.block_id] == largest[row.block.problem_key]]
     found = []
-    for of_problem in newest.values():
+    for of_problem in take_confirmed(whole).values():
         best_us = min(row.median_us for row in of_problem.values())
         found += [row for row in of_problem.values() if row.median_us <= NEAR * best_us]
     return found

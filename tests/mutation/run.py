@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.mutation.board_defects import BOARD_DEFECTS
 from tests.mutation.compare_defects import COMPARE_DEFECTS
 from tests.mutation.defects import DEFECTS
 from tests.mutation.mega_defects import MEGA_DEFECTS
@@ -44,7 +45,8 @@ class Defect(NamedTuple):
 
 def list_defects(is_native: bool) -> Iterator[Defect]:
     """Yield the defects of Python and, where asked, those of C++."""
-    for groups in (DEFECTS, COMPARE_DEFECTS, TILE_DEFECTS, MEGA_DEFECTS, *([NATIVE_DEFECTS] if is_native else [])):
+    own = (DEFECTS, BOARD_DEFECTS, COMPARE_DEFECTS, TILE_DEFECTS, MEGA_DEFECTS)
+    for groups in (*own, *([NATIVE_DEFECTS] if is_native else [])):
         for (file, tests), changes in groups.items():
             for old, new in changes:
                 yield Defect(file, tuple(tests.split()), old, new)

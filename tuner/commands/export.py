@@ -23,7 +23,9 @@ def register(app) -> None:
 def export(
     training: Path = shared_options.TRAINING,
     device: str = shared_options.TRAINED_SKU,
-    op: str = typer.Option("", help=f"Export only this op kind ({OP_NAMES}). Default: all that were trained."),
+    op: str = typer.Option(
+        "", help=f"Export only this op kind ({OP_NAMES}). Default: all that were trained, or have rows."
+    ),
     database: str = shared_options.TRAINING_DB,
     out: Path = typer.Option(None, help="Folder for <sku>.dgsel and <sku>.md. Default: the training folder."),
     install: bool = typer.Option(
@@ -31,6 +33,13 @@ def export(
     ),
     keep: Path = typer.Option(
         None, help="Artefact, with its card beside it, whose op kinds that are not exported stay as they are."
+    ),
+    exact_only: bool = typer.Option(
+        False,
+        help=(
+            "Renew only the exact tables of --keep's artefact by the rows of --db (default: your own database, else the"
+            " recorded snapshot); its trees stay. Needs --out or --install."
+        ),
     ),
     force: bool = typer.Option(False, help="Export even though a gate is missed; the model card will say so."),
     stale: str = typer.Option("", help="Mark the artefact as stale for this reason; it is then never used."),
@@ -47,6 +56,12 @@ def export(
     if out and install:
         raise errors.UsageError("--out and --install: give one of them")
     shared_options.check_folder("--out", out)
+    if exact_only:
+        check_exact_only(
+            keep, bool(out or install), {"--training": training, "--device": device, "--force": force, "--stale": stale}
+        )
+        renew_exact(keep, database, op, out, as_json)
+        return
     folder = choose_folder(training, device)
     trained = [load_with_data(part, database) for part in find_folders(folder, op, device)]
     if install:
@@ -65,18 +80,58 @@ def export(
     artifact, card = exporting.write_export(
         made, install_folder() if install else out or folder, trained[0][0].record.identity.sku
     )
+    print_export(made, artifact, card, passed, keep, as_json)
+
+
+def check_exact_only(keep: Path | None, has_place: bool, others: dict) -> None:
+    """Raise UsageError for --exact-only without an artefact or a place, or beside an option that it makes useless."""
+    if not keep or not has_place:
+        raise errors.UsageError("--exact-only: needs --keep with an artefact, and --out or --install; give both")
+    if given := [name for name, value in others.items() if value]:
+        raise errors.UsageError(f"{given[0]}: has no effect beside --exact-only; drop one")
+
+
+def renew_exact(keep: Path, database: str, op: str, out: Path | None, as_json: bool) -> None:
+    """Write the artefact `keep` with exact tables by the rows of a database, into `out` or where it is installed."""
+    from deep_gemm.artifact import read_artifact
+    from tuner.learn.sources import open_database
+    from tuner.ship.export import write_export
+    from tuner.ship.renewal import load_tables, renew
+
+    base, base_card = read_kept(keep)
+    if not base_card:
+        raise errors.UsageError(f"--keep {keep}: has no card ({keep.stem}.md) beside it to renew; add it")
+    metadata = read_artifact(base)[0]
+    with open_database(database, metadata["sku"]) as store:
+        print(f"rows of {store.target}", file=sys.stderr)
+        tables, left = load_tables(store, metadata, op)
+    if out is None:
+        kept = {name: part["regime"] for name, part in metadata["ops"].items()}
+        refuse_simulated(kept | {data.identity.op: data.identity.regime for data in tables})
+    made = renew(base, base_card, tables)
+    for name, reason in left.items():
+        print(f"left as it was: {name}: {reason}", file=sys.stderr)
+    if made.num_lost:
+        print(f"{made.num_lost} exact entries without rows had no room among the configs", file=sys.stderr)
+    artifact, card = write_export(made, out or install_folder(), metadata["sku"])
+    print_export(made, artifact, card, True, keep, as_json)
+
+
+def print_export(made, artifact: Path, card: Path, passed: bool, keep: Path | None, as_json: bool) -> None:
+    """Print what an export wrote, as JSON or as short lines and a table."""
     if as_json:
         document = {
             "artifact": str(artifact),
             "card": str(card),
             "gates": [verdict.to_json() for verdict in made.verdicts],
-            "passed": passed,
+            "passed": passed if made.verdicts else None,  # exact tables alone pass no gate
             "kept": list(made.kept),
             **asdict(made.contents),
         }
         print(json.dumps(document, indent=1, sort_keys=True))
         return
-    print_gates(made.verdicts, sys.stdout if passed else sys.stderr)
+    if made.verdicts:
+        print_gates(made.verdicts, sys.stdout if passed else sys.stderr)
     print(f"written: {artifact} ({made.contents.bytes} bytes) and {card.name}")
     if made.kept:
         print(f"as they were in {keep}: {', '.join(made.kept)}")

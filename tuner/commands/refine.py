@@ -74,7 +74,7 @@ def install_few(
         backend=backend,
         argv=sys.argv[1:],
     )
-    summary = measure(options, target, 0)
+    summary = measure(options)
     failed = {str(problem): reason for problem, reason in summary["failed"].items()}
     skus = {op: identity["sku"] for op, identity in summary["identities"].items()}
     installed = [

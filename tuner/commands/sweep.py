@@ -3,60 +3,40 @@
 import json
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 import typer
 
 from deep_gemm import _C, environment
-from deep_gemm.errors import DeepGemmError
 from deep_gemm.text import printable
 from tuner import errors
 from tuner.commands.gpu_options import GPUS, MIXED, SCHEDULER, check_mixed, check_scheduler, choose_gpus
 from tuner.commands.options import ENERGY, GPU, MAX_SEED, RECORD_DB, AsJson, check_choice
+from tuner.commands.sweep_options import (
+    BACKEND_HELP,
+    BEST,
+    N_TRIALS,
+    PORTFOLIO_FROM,
+    PORTFOLIO_SIZE,
+    PRESET_HELP,
+    SAMPLER_HELP,
+    SPACE_HELP,
+    STORAGE_HELP,
+    WORKLOAD_HELP,
+    check_portfolio,
+    check_space,
+    choose_recorded,
+    load_configs,
+)
 from tuner.commands.tables import format_table
 from tuner.problems import shapes
 
-MAX_PORTFOLIO = 32
+DEFAULT_PRESET = "default"
 #: Failures that a summary shows; --json has all.
 MAX_EXAMPLES = 8
 #: Without a terminal, progress is one line at most this often.
 LINE_INTERVAL_S = 15.0
-PRESET_HELP = (
-    "Problems to measure: default, bf16, wgrad, row_major, drawn, drawn_edges, dense (all six), training, drawn_log,"
-    " grouped, psum, drawn_grouped, drawn_contiguous, drawn_masked, batched, attention, wide (for --space wide),"
-    " portfolio, portfolio_bf16, portfolio_random, portfolio_variants, portfolio_dense (these four), portfolio_grouped"
-    " or demo. Default: default."
-)
-SPACE_HELP = (
-    "default (at most 176 configs per problem), loops (those, each with the knobs of the main loop that the heuristic"
-    " would give it, and some with a loop or an add by TMA that it would not), or wide (a grid of all tile widths,"
-    " splits and clusters, of which a search measures a part)."
-)
-WORKLOAD_HELP = (
-    "Group sizes of grouped ops: spread (0.7 to 1.3 times the mean), uniform, or skewed (one group has nearly all"
-    " rows)."
-)
-SAMPLER_HELP = (
-    "auto (exhaustive for spaces of up to 256 configs, else forest), exhaustive, forest (by the predictions of the"
-    " installed selector), analytic (by the heuristic's), tpe, gp, cmaes, random or qmc."
-)
-BACKEND_HELP = "cuda, or simulated: estimates with noise instead of times, without a GPU, under the regime `simulated`."
-STORAGE_HELP = "URL of an optuna storage, such as sqlite:///studies.db, to which every study is told while it runs."
-
-PORTFOLIO_SIZE = typer.Option(
-    0, min=0, max=MAX_PORTFOLIO, help="Measure only this many configs, chosen by recorded measurements."
-)
-PORTFOLIO_FROM = typer.Option("", help="Database that --portfolio-size chooses from. Default: --db.")
-N_TRIALS = typer.Option(
-    0,
-    min=0,
-    help=(
-        "Configs that a search measures; in the wide space, those beyond the default space. 0: a third of the space, in"
-        " the wide space at most 96. For spaces of up to 256 configs give --sampler, too: auto measures them whole."
-    ),
-)
 
 
 def register(app) -> None:
@@ -71,6 +51,7 @@ def sweep(
     space: str = typer.Option("default", help=SPACE_HELP),
     portfolio_size: int = PORTFOLIO_SIZE,
     portfolio_from: str = PORTFOLIO_FROM,
+    best: int = BEST,
     database: str = RECORD_DB,
     sampler: str = typer.Option("auto", help=SAMPLER_HELP),
     n_trials: int = N_TRIALS,
@@ -109,18 +90,15 @@ def sweep(
     from tuner.search.plan import check_trials
     from tuner.search.propose import choose_sampler
 
-    if preset and shapes_file:
-        raise errors.UsageError(f"--preset {preset}: cannot be combined with --shapes {shapes_file}; drop one")
-    preset = preset or "default"
     check_choices(workload, space, backend, effort, study_storage)
     choose_sampler(sampler, 0)  # that it exists
-    check_space(space, bool(configs_file), bool(portfolio_size))
-    check_portfolio(portfolio_from, portfolio_size)
+    check_space(space, {"--configs": configs_file, "--portfolio-size": portfolio_size, "--best": best})
+    check_portfolio(portfolio_from, portfolio_size or best)
     problems, part = load_problems(preset, shapes_file), shapes.parse_shard(shard)
     options = SweepOptions(
         problems=shapes.take_shard(problems, *part),
         database=database or environment.tuner_database(),
-        preset="" if shapes_file else preset,
+        preset="" if shapes_file else preset or DEFAULT_PRESET,
         configs=load_configs(configs_file) if configs_file else None,
         space=space,
         sampler=sampler,
@@ -145,7 +123,8 @@ def sweep(
     check_trials(options)
     if not options.problems:
         print(f"--shard {shard}: holds none of the {len(problems)} problems", file=sys.stderr)
-    summary = (dry_summary if dry_run else measure)(options, portfolio_from or options.database, portfolio_size)
+    recorded = choose_recorded(portfolio_from or options.database, portfolio_size, best)
+    summary = (dry_summary if dry_run else measure)(options, recorded)
     print_plan(summary) if dry_run and not as_json else print_summary(summary, as_json)
     errors.check_measured(summary)
 
@@ -166,59 +145,26 @@ def check_choices(workload: str, space: str, backend: str, effort: str, storage:
         check_url(storage)
 
 
-def check_space(space: str, has_file: bool, has_portfolio: bool) -> None:
-    """Raise UsageError for a space beside named configs, or for configs that are named twice."""
-    if has_file and has_portfolio:
-        raise errors.UsageError("--configs: cannot be combined with --portfolio-size; drop one")
-    if space != "default" and (has_file or has_portfolio):
-        raise errors.UsageError(
-            f"--space {space}: cannot be combined with --configs or --portfolio-size, which name configs; drop one"
-        )
-
-
-def check_portfolio(source: str, size: int) -> None:
-    """Raise UsageError for a database from which nothing is to be chosen."""
-    if source and not size:
-        raise errors.UsageError(f"--portfolio-from {source}: only for --portfolio-size; drop it, or give that, too")
-
-
 def load_problems(preset: str, path: Path | None) -> list:
-    """Return the problems of a shape file, or of a preset where there is no `path`."""
-    return shapes.load_file(path) if path else shapes.load_preset(preset)
+    """Return the problems of a shape file, or of a preset where there is no `path`. Raises: UsageError for both."""
+    if preset and path:
+        raise errors.UsageError(f"--preset {preset}: cannot be combined with --shapes {path}; drop one")
+    return shapes.load_file(path) if path else shapes.load_preset(preset or DEFAULT_PRESET)
 
 
-def load_configs(path: Path) -> list:
-    """Return the configs of a JSON file, without repeats.
-
-    It holds a list of {"block_m": ..., ...}, or an object with such a list as `configs` or `portfolio`. Raises:
-    UsageError.
-    """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        rows = document if isinstance(document, list) else document.get("configs") or document["portfolio"]
-        if not rows:
-            raise ValueError("it is empty")
-        return list(dict.fromkeys(_C.Config.from_json(json.dumps(row)) for row in rows))
-    except OSError as error:
-        raise errors.UsageError(f"--configs {path}: cannot be read ({error.strerror}); name a JSON file") from error
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError, DeepGemmError) as error:
-        raise errors.UsageError(f"--configs {path}: not a list of configs ({type(error).__name__}: {error})") from error
-
-
-def dry_summary(options, source: str | Path, size: int) -> dict:
+def dry_summary(options, recorded=None) -> dict:
     """Return what the sweep would measure on an H200."""
-    from tuner.learn.portfolio import choose_configs
     from tuner.search.plan import plan_sweep
 
     device = _C.Device.known("h200")
-    if size:
-        options = replace(options, configs=choose_configs(source, size, device.sku, options.problems))
+    options = recorded.narrow(options, device.sku) if recorded else options
     configs = None if options.configs is None else [config.as_dict() for config in options.configs]
-    return plan_sweep(options, device) | {"configs": configs}
+    return plan_sweep(options, device) | {"configs": configs, "best": recorded.best if recorded else 0}
 
 
-def measure(options, source: str | Path, size: int) -> dict:
+def measure(options, recorded=None) -> dict:
     """Run the sweep with a progress bar and return its summary; for several kinds of GPUs that of each, as "sweeps".
+    `recorded`: how recorded rows choose its configs, where they do.
 
     Raises: NothingMeasuredError where no problem could be measured.
     """
@@ -228,20 +174,25 @@ def measure(options, source: str | Path, size: int) -> dict:
     with open_workers(options) as workers, make_progress() as progress:
         # Before there is a database: without a GPU none is created.
         groups = lanes.group_workers(workers, progress, options.mixed)
-        summaries = [measure_on(group, options, source, size, progress) for group in groups]
+        chosen = [narrow(group, options, recorded) for group in groups]
+        summaries = [measure_on(group, own, progress) for group, own in zip(groups, chosen, strict=True)]
     return summaries[0] if len(summaries) == 1 else {"sweeps": summaries}
 
 
-def measure_on(workers: list, options, source: str | Path, size: int, progress) -> dict:
+def narrow(workers: list, options, recorded):
+    """Return the options of a sweep on equal boards, with the configs that recorded rows choose for these."""
+    if recorded is None:
+        return options
+    hello = workers[0].start()
+    return recorded.narrow(options, hello["device"]["sku"], hello["regime"])
+
+
+def measure_on(workers: list, options, progress) -> dict:
     """Run the sweep on equal boards and return its summary."""
     from tuner.db import Store
     from tuner.learn.orders import predict_times
-    from tuner.learn.portfolio import choose_configs
     from tuner.search.sweep import Sweep
 
-    if size:
-        sku = workers[0].start()["device"]["sku"]
-        options = replace(options, configs=choose_configs(source, size, sku, options.problems))
     with Store.open(options.database) as store:
         summary = Sweep(options, store, workers, progress, predict_times).run()
     if (failed := summary["failed"]) and not summary["measured"] + summary["already_measured"]:
@@ -379,6 +330,8 @@ def print_plan(plan: dict) -> None:
         for name, row in {**plan["ops"], "total": plan}.items()
     ]
     print(format_table(("op kind", "problems", "configs", "kernels", "measurements", "roughly"), rows))
+    if plan["best"]:
+        print(f"of each problem the {plan['best']} fastest configs on record, and the heuristic's pick, all confirmed")
     if plan["configs"] is not None:
         print(f"of {len(plan['configs'])} given configs, where legal, and the heuristic's pick; winners come on top")
     print("The times are rough, within a factor of two: they come from the effort and the heuristic's estimates.")

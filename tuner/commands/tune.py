@@ -77,7 +77,7 @@ def tune(
         return
     problem = make_asked_problem(op or OPS[0], **fields)
     check_base(device_at_hand("", device).sku, folder)
-    summary = measure(replace(options, problems=[problem]), target, 0)
+    summary = measure(replace(options, problems=[problem]))
     found = install_best(problem, target, folder, summary["identities"][problem.op]["sku"], backend)
     print(json.dumps(found, indent=1, sort_keys=True) if as_json else describe(found))
 
@@ -119,7 +119,7 @@ def calibrate(options, prior: str, ops: list, out: Path, budget_s: float) -> dic
 
     def sweep(problems: list) -> None:
         try:
-            measure(replace(options, problems=problems, space="loops", sampler="exhaustive"), options.database, 0)
+            measure(replace(options, problems=problems, space="loops", sampler="exhaustive"))
         except errors.NothingMeasuredError as error:  # what earlier rounds learned still counts
             print(f"tuner: {error}", file=sys.stderr)
 

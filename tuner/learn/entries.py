@@ -63,12 +63,7 @@ def read_problem(problem, rows: list[MeasurementRow], device: _C.Device, quarant
     best_known = {}
     for (config, state), value in sorted(known.items(), key=lambda item: item[0][1]):
         best_known[config] = (value, state)
-    # A snapshot may leave out the search rows of confirmed configs, see tuner.db.publish: their confirmation stands in.
-    search = {
-        config: value
-        for (config, state), value in sorted(known.items(), key=lambda item: -item[0][1])
-        if state in (SEARCHED, CONFIRMED)
-    }
+    search = {config: value for (config, state), value in known.items() if state == SEARCHED}
     candidates = frozenset(_C.get_candidates(problem, device)) - quarantined
     beyond = frozenset(best_known).difference(default_space(kernel_identity(problem), device))
     return Entry(problem, heuristic, best_known, search, candidates, beyond, heuristic_time(rows, heuristic))
@@ -91,6 +86,9 @@ def find_pick(problem, rows: list[MeasurementRow], device: _C.Device) -> _C.Conf
 def summarize_blocks(rows: list[MeasurementRow], heuristic, offsets: dict, most: dict) -> dict[tuple, float]:
     """Return {(config, state): log ratio} over all blocks of the rows: the median, of censored rows the largest.
 
+    A snapshot may leave out the search rows of confirmed configs, see tuner.db.publish: in each such block their
+    confirmation stands in, so that another board's search rounds alone do not speak for both.
+
     Of each config those blocks count that went through the most draws of the group sizes: fewer say less of the mean.
     `offsets`: see relative_rows; what the blocks find is added, and to `most` the draws of each config. Blocks of fewer
     draws than `most` has already say nothing of the config.
@@ -98,7 +96,14 @@ def summarize_blocks(rows: list[MeasurementRow], heuristic, offsets: dict, most:
     values = defaultdict(list)
     for block_rows in group_by(rows, lambda row: row.block.block_id).values():
         draws = count_stored_draws(block_rows[0].block.workload)
-        for config, state, log_ratio in relative_rows(block_rows, heuristic, offsets):
+        found = relative_rows(block_rows, heuristic, offsets)
+        searched = {value.config for value in found if value.state == SEARCHED}
+        stand_ins = [
+            value._replace(state=SEARCHED)
+            for value in found
+            if value.state == CONFIRMED and value.config not in searched
+        ]
+        for config, state, log_ratio in [*found, *stand_ins]:
             values[config, state].append((draws, log_ratio))
             most[config] = max(most[config], draws)
             if state >= SEARCHED:
@@ -111,12 +116,11 @@ def average_rested(steady: dict[tuple, float], rested: dict[tuple, float]) -> di
     """Return {(config, state): log ratio} over both ways of timing, back to back and after rests.
 
     It is the mean where both are known. Every other config is taken to have gained by rests what the median of those
-    did: the heuristic's pick, to which all ratios are, may be an exception. A confirmed time after rests stands in for
-    a missing searched one, as in a snapshot.
+    did: the heuristic's pick, to which all ratios are, may be an exception.
     """
     found = {}
     for (config, state), value in steady.items():
-        again = rested.get((config, state), rested.get((config, CONFIRMED)))
+        again = rested.get((config, state))
         if state != CENSORED and again is not None:
             found[config, state] = (value + again) / 2.0
     gains = {config: value - steady[config, state] for (config, state), value in found.items()}

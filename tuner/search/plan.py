@@ -83,7 +83,8 @@ def estimate_seconds(problem, configs: list, options: SweepOptions, device) -> f
     measured = count_measurements(options, device, {problem: configs})
     search = plan.search_rounds * measured * sum(replays) / len(replays)
     # The reference runs twice in a confirmation round.
-    confirm = plan.confirm_rounds * (sum(replays[: plan.finalists]) + replays[0])
+    finalists = max(plan.finalists, len(options.must_confirm.get(problem, ())))
+    confirm = plan.confirm_rounds * (sum(replays[:finalists]) + replays[0])
     raced = min(search, plan.search_seconds) + min(confirm, CONFIRM_OVERRUN * plan.confirm_seconds)
     more = estimate_rests(replays, launches, options) + energy.estimate_seconds(measured, options.energy)
     return SETUP_S + CONFIG_S * measured + raced + more

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from deep_gemm import _C
-from deep_gemm.artifact import FORMAT, SIZES, get_estimate_revision
+from deep_gemm.artifact import FORMAT, get_estimate_revision
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.older_kernels import list_serving
-from deep_gemm.selector import Selector, join_quarantined
+from deep_gemm.selector import Selector
 from tuner import errors
 from tuner.files import make_folder
 from tuner.learn.artifact import build_artifact
@@ -27,13 +27,10 @@ from tuner.learn.learner import choose_row, list_ranked
 from tuner.learn.train import EVALUATION, Training, read_bounded, write_file
 from tuner.problems.fields import replace_problem
 from tuner.ship import gates
-from tuner.ship.exact import MAX_CONFIGS, describe_estimate, read_base
-from tuner.ship.exact_table import choose_exact, exact_arrays
-from tuner.ship.model_card import CardPart, Contents, Counts, find_section, write_card
+from tuner.ship.exact import describe_estimate, read_base
+from tuner.ship.exact_table import ExactTable, make_table, replay
+from tuner.ship.model_card import CardPart, Contents, find_section, write_card
 
-MAX_FAILED = SIZES["configs"][1] - MAX_CONFIGS
-#: Of an op kind's entries in quarantine as JSON: all op kinds together stay within the metadata's limit.
-MAX_QUARANTINE_BYTES = 4096
 NUM_GOLDEN = 48
 #: Comparisons of a choice, each with all rows of the shortlist at once.
 MAX_COMPARISONS = 2048
@@ -43,8 +40,8 @@ VERSIONS = ("features_version", "heuristic_version", "package_version")
 
 @dataclass(frozen=True)
 class Export:
-    """A finished artefact: its bytes, its model card, the gates' verdicts for every op kind, what it holds, and the op
-    kinds that it has from the one before it.
+    """A finished artefact: its bytes, its model card, the gates' verdicts for every op kind, what it holds, which op
+    kinds it has from the one before it, and how many exact entries of that had no room.
     """
 
     content: bytes
@@ -52,37 +49,23 @@ class Export:
     verdicts: list[gates.Verdict]
     contents: Contents
     kept: tuple[str, ...] = ()
+    num_lost: int = 0
 
 
 @dataclass(frozen=True)
 class Part:
-    """One op kind of an artefact; `exact` maps a problem to the index of its config in `configs`, behind which those in
-    quarantine follow.
-    """
+    """One op kind of an artefact."""
 
     training: Training
-    data: Dataset
     evaluation: Evaluation
     verdicts: list[gates.Verdict]
-    configs: list
-    quarantined: list
-    exact: dict
+    table: ExactTable
     arrays: dict[str, np.ndarray]
 
     @property
     def op(self) -> str:
         """Return the op kind."""
         return self.training.record.identity.op
-
-    def count(self) -> Counts:
-        """Return what the artefact holds of this op kind."""
-        return Counts(
-            exact=len(self.exact),
-            configs=len(self.configs),
-            trees=len(self.arrays["tree_start"]) - 1,
-            nodes=len(self.arrays["feature"]),
-            golden=len(self.arrays["golden_scores"]),
-        )
 
 
 def make_export(
@@ -108,9 +91,12 @@ def make_export(
     named |= kept_arrays
     check_artifact(build_artifact(metadata, named), parts)
     content = build_artifact(metadata | {"stale": stale}, named)
-    contents = Contents(len(content), created, {part.op: part.count() for part in parts})
+    contents = Contents(len(content), created, {part.op: part.table.count(part.arrays) for part in parts})
     card = write_card(
-        [CardPart(part.training.record, part.evaluation, part.verdicts, part.count()) for part in parts],
+        [
+            CardPart(part.training.record, part.evaluation, part.verdicts, part.table.count(part.arrays))
+            for part in parts
+        ],
         contents,
         {op: "" if base_card is None else find_section(base_card, op) for op in kept_ops},
     )
@@ -122,7 +108,7 @@ def find_kept(base: bytes | None, parts: list[Part], is_strict: bool) -> tuple[d
     """Return metadata and arrays of the op kinds of `base` that are not among the parts; `is_strict`: and that are of
     this package's kernels.
     """
-    metadata, arrays = read_base(base, parts[0].training.record.identity, parts[0].data.device, is_strict)
+    metadata, arrays = read_base(base, parts[0].training.record.identity, parts[0].table.data.device, is_strict)
     made = {part.op for part in parts}
     ops = {op: described for op, described in metadata["ops"].items() if op not in made}
     if is_strict:
@@ -151,17 +137,15 @@ def make_part(training: Training, data: Dataset) -> Part:
     check_comparisons(training)
     evaluation = load_evaluation(training)
     record = training.record
-    configs, exact = choose_exact(data, record.portfolio)
-    quarantined = find_quarantined(data, configs)
+    table = make_table(data, record.portfolio)
     arrays = {
-        "configs": np.array([list(config.as_dict().values()) for config in configs + quarantined], np.int32),
-        **exact_arrays(exact),
+        **table.to_arrays(),
         **training.forest.to_arrays(),
         "feature_min": record.feature_min,
         "feature_max": record.feature_max,
         **golden_arrays(training, data),
     }
-    return Part(training, data, evaluation, gates.check_gates(evaluation.splits), configs, quarantined, exact, arrays)
+    return Part(training, evaluation, gates.check_gates(evaluation.splits), table, arrays)
 
 
 def check_comparisons(training: Training) -> None:
@@ -196,7 +180,7 @@ def make_metadata(parts: list[Part], created: str) -> dict:
     return {
         "format": FORMAT,
         "sku": first.training.record.identity.sku,
-        "sm_count": first.data.device.sm_count,
+        "sm_count": first.table.data.device.sm_count,
         **{name: getattr(first.training.record, name) for name in VERSIONS},
         "ops": {part.op: describe_op(part) for part in parts},
         "stale": None,
@@ -204,46 +188,16 @@ def make_metadata(parts: list[Part], created: str) -> dict:
     }
 
 
-def find_quarantined(data: Dataset, configs: list) -> list:
-    """Return the configs that failed on some problem, which the trees must not choose, except for the variants of
-    Dataset.built. One of these may be the measured best of a problem, and is then among `configs`.
-
-    Raises: IntegrityError for more than an artefact can name.
-    """
-    found = [config for config in data.failed if config not in configs]
-    if len(found) > MAX_FAILED:
-        raise errors.IntegrityError(
-            f"{data.identity.op}: {len(found)} configs failed: an artefact names at most {MAX_FAILED}; see"
-            " `python -m tuner inspect`, repair the kernels and measure again"
-        )
-    return found
-
-
 def describe_op(part: Part) -> dict:
     """Return the metadata of one op kind."""
-    record, configs = part.training.record, part.configs + part.quarantined
-    is_failed = [config in part.data.failed for config in configs]
+    record = part.training.record
     return {
         **describe_estimate(record.identity.op),
         "kernel_hash": record.identity.kernel_hash,
         "regime": record.identity.regime,
         "margin": record.guards.margin,
-        "quarantined": describe_quarantined(part, [index for index, failed in enumerate(is_failed) if failed]),
+        "quarantined": part.table.describe_quarantined(),
     }
-
-
-def describe_quarantined(part: Part, indices: list[int]) -> list:
-    """Return the metadata's `quarantined`: the indices of configs that failed, each with the variants that it built
-    for. Where an artefact has no room for these, configs that some problem is best served by are left out.
-    """
-    configs = part.configs + part.quarantined
-    entries = [
-        join_quarantined(index, sorted(variant.to_json() for variant in part.data.built.get(configs[index], ())))
-        for index in indices
-    ]
-    if len(json.dumps(entries)) <= MAX_QUARANTINE_BYTES:
-        return entries
-    return [index for index in indices if index >= len(part.configs)]
 
 
 def golden_arrays(training: Training, data: Dataset) -> dict:
@@ -291,21 +245,9 @@ def check_artifact(content: bytes, parts: list[Part]) -> None:
 
     Raises: IntegrityError where anything differs.
     """
-    selector = Selector(content)
-    differing = selector.replay_golden()
-    if differing:
-        raise errors.IntegrityError(
-            f"{differing} golden problems give another result in the native walk than in training; nothing was written"
-        )
+    selector = replay(content)
     for part in parts:
-        configs = selector.configs(part.op)
-        for problem, index in part.exact.items():
-            choice = selector.choose(problem, part.data.device)
-            if choice.source != "exact" or choice.config != configs[index]:
-                raise errors.IntegrityError(
-                    f"{problem}: the artefact chooses {choice} instead of its own exact entry {configs[index]}; nothing"
-                    " was written"
-                )
+        part.table.check(selector)
         check_choices(selector, part)
 
 
@@ -314,7 +256,7 @@ def check_choices(selector: Selector, part: Part) -> None:
 
     Where a config of the shortlist is quarantined, nothing is compared.
     """
-    data, record = part.data, part.training.record
+    data, record = part.table.data, part.training.record
     device, hull, margin = data.device, (record.feature_min, record.feature_max), record.guards.margin
     for problem in data.problems:
         choice = selector.choose(problem, device, "model")

@@ -1,5 +1,6 @@
 """The model card: a Markdown page beside each artefact about its training data, its quality and its limits."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ HEADINGS = (
 
 #: What begins the sections on an op kind.
 _NEXT_OP = "\n## "
+#: Lines that a renewal of exact tables changes, see renew_counts.
+_SIZE, _EXACT = re.compile(r"\d+ bytes; dated [-\d]+;"), re.compile(r"- \d+ exact entries with \d+ configs")
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,23 @@ def write_card(parts: list[CardPart], contents: Contents, kept: Mapping[str, str
     for part in parts:
         sections += describe_op(part)
     return "\n".join([*sections, *filter(None, kept.values())])
+
+
+def renew_counts(card: str, contents: Contents) -> str:
+    """Return a card with the size, date and exact entries of `contents`: that of an artefact with new exact tables."""
+    lines, op = card.split("\n"), ""
+    for place, line in enumerate(lines):
+        op = line.removeprefix("## ") if line.startswith("## ") else op
+        if _SIZE.match(line):
+            lines[place] = _SIZE.sub(f"{contents.bytes} bytes; dated {contents.created};", line)
+        elif _EXACT.match(line) and op in contents.ops:
+            lines[place] = f"- {describe_exact(contents.ops[op])}; renewed {contents.created}, after the trees"
+    return "\n".join(lines)
+
+
+def describe_exact(counts: Counts) -> str:
+    """Return how many measured problems the artefact knows, and how many configs they share."""
+    return f"{counts.exact} exact entries with {counts.configs} configs"
 
 
 def find_section(card: str, op: str) -> str:
@@ -238,7 +258,7 @@ def describe_contents(record: Record, counts: Counts) -> str:
     """Return what the artefact holds and which versions it fits."""
     guards = record.guards
     facts = [
-        f"{counts.exact} exact entries with {counts.configs} configs",
+        describe_exact(counts),
         (
             f"{counts.trees} trees with {counts.nodes} nodes (boosted, seed {record.settings.seed}, scikit-learn"
             f" {record.sklearn_version})"

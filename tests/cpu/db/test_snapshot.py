@@ -125,7 +125,7 @@ def test_the_tuner_finds_in_a_snapshot_what_the_database_had(tmp_path):
         found, kept = (inspection.inspect(store, SKU, "fp8_gemm") for store in (before, after))
         assert found["noise"].pop("confirmation_mad")["count"] > 100 and kept["noise"].pop("confirmation_mad") is None
         whole, near = (one["noise"].pop("ratio_interval")["count"] for one in (found, kept))
-        assert kept == found and 100 < near < whole, "a snapshot has no intervals of slow configs"
+        assert kept == found and 50 < near < whole, "a snapshot has no intervals of slow configs"
         old, new = vars(load_dataset(before, SKU)), vars(load_dataset(after, SKU))
     assert (old["state"] == CENSORED).any() and (old["state"] == CONFIRMED).any()
     for name, value in old.items():

@@ -114,7 +114,7 @@ def test_an_op_kind_without_a_start_is_skipped_and_said(capsys, tmp_path):
 def test_rounds_are_swept_with_the_effort_asked_for_and_say_by_what_command(tmp_path, monkeypatch, arguments, effort):
     swept = []
 
-    def measure(options, database, size):
+    def measure(options):
         swept.append(options)
         raise errors.NothingMeasuredError("enough")
 
@@ -179,11 +179,11 @@ def test_rows_of_other_problems_are_no_round(few_sources, tmp_path):
 def test_a_round_of_which_nothing_was_measured_keeps_those_before(capsys, tmp_path, monkeypatch):
     known, rounds = tune_command.measure, []
 
-    def measure(options, database, size):
+    def measure(options):
         rounds.append(len(options.problems))
         if len(rounds) > 1:
             raise errors.NothingMeasuredError("none of 4 problems could be measured; fp8_gemm: hung")
-        return known(options, database, size)
+        return known(options)
 
     monkeypatch.setattr(tune_command, "measure", measure)
     assert tune(tmp_path, "--json") == 0

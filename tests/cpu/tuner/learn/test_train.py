@@ -312,7 +312,7 @@ def test_what_was_left_out_is_said_in_words(capsys):
 
 
 def test_the_command_prints_a_portfolio_that_a_sweep_reads(tmp_path, capsys):
-    from tuner.commands.sweep import load_configs
+    from tuner.commands.sweep_options import load_configs
 
     assert (
         cli.run(

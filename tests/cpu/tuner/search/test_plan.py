@@ -89,7 +89,17 @@ def test_a_line_for_each_op_kind(arguments, capsys):
     text = capsys.readouterr().out
     assert cli.run([*arguments, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert set(plan) == {"device", *COUNTS, "largest_space", "effort", "options", "configs", "ops", "rough_seconds"}
+    assert set(plan) == {
+        "device",
+        *COUNTS,
+        "largest_space",
+        "effort",
+        "options",
+        "configs",
+        "best",
+        "ops",
+        "rough_seconds",
+    }
     for name, row in {**plan["ops"], "total": plan}.items():
         cells = r"\s+".join(str(row[count]) for count in COUNTS)
         assert re.search(rf"^{name}\s+{cells}\s+{describe_seconds(row['rough_seconds'])}$", text, re.MULTILINE)

@@ -167,7 +167,8 @@ def test_what_was_not_timed_again_gained_as_the_others_did():
     pick, first, second, other = (_C.Config(64, block_n, 4) for block_n in (160, 192, 208, 176))
     steady = {(pick, CONFIRMED): 0.0, (first, CONFIRMED): -0.02, (second, CONFIRMED): 0.01}
     steady |= {(other, SEARCHED): 0.05, (other, CENSORED): 0.4}
-    found = average_rested(steady, {(pick, CONFIRMED): 0.0, (first, CONFIRMED): -0.22, (second, CONFIRMED): -0.2})
+    rested = {pick: 0.0, first: -0.22, second: -0.2}
+    found = average_rested(steady, {(config, CONFIRMED): value for config, value in rested.items()})
     assert found[first, CONFIRMED] == pytest.approx(-0.12) and found[pick, CONFIRMED] == 0.0
     assert found[other, SEARCHED] == pytest.approx(0.05 - 0.1)
     assert found[other, CENSORED] == pytest.approx(0.4 - 0.1)

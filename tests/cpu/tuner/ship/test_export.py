@@ -345,7 +345,7 @@ def test_a_choice_that_differs_is_never_written(made, monkeypatch):
             metadata, arrays = read_artifact(content)
             super().__init__(build_artifact(metadata, arrays | {"fp8_gemm/leaf_value": changed.leaf_value}))
 
-    monkeypatch.setattr(export, "Selector", Wrong)
+    monkeypatch.setattr(exact_table, "Selector", Wrong)
     with pytest.raises(errors.IntegrityError, match="the trees that were trained choose"):
         export.make_export([(found, data)])
 
@@ -365,10 +365,10 @@ def test_configs_that_failed_are_in_quarantine(made, monkeypatch):
     assert not {selector.choose(problem, data.device, "model").config for problem in data.problems} & (
         set(failed) - {_C.get_analytic_config(problem, data.device) for problem in data.problems}
     )
-    monkeypatch.setattr(export, "MAX_QUARANTINE_BYTES", 20)  # no room for the variants
+    monkeypatch.setattr(exact_table, "MAX_QUARANTINE_BYTES", 20)  # no room for the variants
     selector = Selector(export.make_export([(found, replace(data, failed=failed_and_best, built=built))]).content)
     assert selector.metadata["ops"]["fp8_gemm"]["quarantined"] == others
-    many = replace(data, failed=data.configs[: export.MAX_FAILED + 33])
+    many = replace(data, failed=data.configs[: exact_table.MAX_FAILED + 33])
     with pytest.raises(errors.IntegrityError, match="configs failed"):
         export.make_export([(found, many)])
 
