@@ -26,7 +26,7 @@ def choices() -> dict[str, str]:
 
 def test_a_call_copies_row_major_scales_of_large_products_first():
     """So that it runs the kernel of the other layout."""
-    large = FAMILY.make_problems({"m": 4096, "n": 7168, "k": 2048})["row_major"]
+    large = FAMILY.make_problems({"m": 8192, "n": 4096, "k": 7168})["row_major"]
     assert large.scale_layout == "any" and _C.with_scale_copies(large).scale_layout == "mn_major"
     assert today.name_call(large, H200) == today.name_call(_C.with_scale_copies(large), H200) == PINNED
     small = choices()["row_major"]
