@@ -202,6 +202,18 @@ def test_kinds_are_not_mixed_unless_told_and_then_measured_apart(tmp_path, monke
     assert len(found) == 4 and len({sku for _, sku in found}) == 2
 
 
+def test_what_one_kind_cannot_choose_ends_the_sweep_before_another_is_measured(tmp_path, monkeypatch, capsys):
+    """The first kind was measured, and its summary lost."""
+    run_on(tmp_path / "a.db", [Board(0)], problems=PROBLEMS[:1])
+    before = len(read_all(tmp_path / "a.db")[0])
+    monkeypatch.setattr(sweep, "make_worker", lambda options: Board(options.device, ("h200", "h100")[options.device]))
+    (tmp_path / "shapes.json").write_text(json.dumps([PROBLEMS[0].as_dict()]))
+    words = ["sweep", "--shapes", tmp_path / "shapes.json", "--best", 2, "--db", tmp_path / "a.db"]
+    words += ["--backend", "simulated", "--gpus", "0,1", "--mixed"]
+    assert cli.run(list(map(str, words))) == errors.EXIT_USAGE
+    assert "h100" in capsys.readouterr().err and len(read_all(tmp_path / "a.db")[0]) == before
+
+
 def test_gpus_are_named_once(monkeypatch):
     assert choose_ordinals("0, 2") == (0, 2) and choose_ordinals("all", lambda: 3) == (0, 1, 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1,MIG-2")
