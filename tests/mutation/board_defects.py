@@ -10,7 +10,7 @@ BOARD_DEFECTS: Defects = {
         ("(state != CONFIRMED, value, str(config), config)", "(False, value, str(config), config)"),
         ("(state != CONFIRMED, value, str(config), config)", "(state != CONFIRMED, -value, str(config), config)"),
         ("if state >= SEARCHED and", "if"),
-        ("kernel_hash(op), None, own)", "kernel_hash(op), None, None)"),
+        ("kernel_hash(op), *own)", "kernel_hash(op), None, None)"),
         (", key=measured.__getitem__)", ", key=problems.index)"),
     ],
     ("tuner/learn/entries.py", "tests/cpu/tuner/learn/test_boards.py"): [

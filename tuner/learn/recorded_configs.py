@@ -14,6 +14,7 @@ from tuner.learn.portfolio import choose_configs
 from tuner.learn.sources import find_device
 from tuner.problems.workload import DEFAULT, name_regime
 from tuner.search.candidates import SweepOptions, find_ops
+from tuner.search.recording import compiler_kind
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,9 @@ def choose_best(
     with Store.open(source, mode="ro") as store:
         device = find_device(store, sku)
         for op in find_ops(problems):
-            own = name_regime(regime, op, workload) if regime else None
-            identity = choose_identity(store, sku, op, kernel_hash(op), None, own)
+            # Rows of another compiler or regime are another table's, to which those of the sweep will not be joined.
+            own = (compiler_kind(), name_regime(regime, op, workload)) if regime else (None, None)
+            identity = choose_identity(store, sku, op, kernel_hash(op), *own)
             for part in load_parts(store, [identity], ()) if identity else ():
                 for problem, rows in group_by_problem(part).items():
                     entry = read_problem(problem, rows, device, set())

@@ -61,6 +61,9 @@ def test_rows_of_other_kernels_workloads_and_regimes_choose_nothing(tmp_path, da
     assert list(choose_best(database, 2, DEVICE.sku, [masked], "simulated")) == [masked]
     assert choose_best(database, 2, DEVICE.sku, [masked], "simulated", "skewed") == {}
     assert choose_best(database, 2, DEVICE.sku, [masked, OTHER], "graph-cold") == {}
+    with monkeypatch.context() as patch:
+        patch.setattr(recorded_configs, "compiler_kind", lambda: "another")
+        assert choose_best(database, 2, DEVICE.sku, [OTHER], "simulated") == {}
     monkeypatch.setattr(recorded_configs, "kernel_hash", lambda op: "cd" * 32)
     assert sweep(tmp_path, database, [OTHER], "--best", 2, "--dry-run") == errors.EXIT_USAGE
     assert "with the present kernels" in capsys.readouterr().err
