@@ -8,7 +8,8 @@ Calls: back-to-back calls of a (64, 128, 128) product in blocks of 200, one bloc
     host alone is timed. One op of each grouping has two groups of these sizes.
 Profile: the parts of one call on the GPU, by differences of such calls (host_profile.py).
 Selection, over the problems of the dense benchmarks: `seen` is a lookup in the dispatch table, native; `new` is a
-    selector's choice without the exact table and `analytic` the heuristic alone, both called from Python.
+    selector's choice without the exact table and `analytic` the heuristic alone, both called from Python, in rounds
+    that ask all of them in turn (stopwatch.time_each).
 New shapes: the first call of shapes that never occurred before, after a warm-up for any size (new_shapes.py).
 """
 
@@ -40,7 +41,8 @@ from .variants import list_dense_problems
 SIZES = (64, 128, 128)
 NUM_GROUPS = 2
 GROUPED_OPS = ("m_grouped_fp8_gemm_contiguous", "m_grouped_fp8_gemm_masked", "k_grouped_fp8_gemm_contiguous")
-SELECTION_REPEATS = 200
+#: Of each problem: lookups, and choices in every round.
+SEEN_REPEATS, SELECTION_REPEATS = 200, 20
 
 
 def make_calls(device: str) -> dict[str, Callable[[], object]]:
@@ -124,20 +126,23 @@ def time_host() -> dict:
     return {"cuda": time_calls("cuda", torch.cuda.synchronize), "cpu": cpu}
 
 
-def time_new_choices(problems: list, device) -> float | None:
-    """Return the microseconds of a selector's choice without the exact table, None where no artefact covers the op
-    kind.
+def find_choices(op: str, problems: list, device) -> dict[str, tuple[Callable[[object], object], list]]:
+    """Return what chooses for the problems of an op kind: the heuristic, and a selector without the exact table, where
+    an artefact covers the op kind.
     """
-    selector = get_selector(device)
+    found = {f"{op} analytic": (lambda problem: _C.get_analytic_config(problem, device), problems)}
+    selector, current = get_selector(device), kernel_hash(op)
     if selector is None:
-        return None
-    current = kernel_hash(problems[0].op)
+        return found
+
+    def choose(problem: object) -> object:
+        return selector.choose(problem, device, "model", current)
+
     try:
-        return time_each(
-            lambda problem: selector.choose(problem, device, "model", current), problems, SELECTION_REPEATS
-        )
+        choose(problems[0])
     except DeepGemmError:
-        return None
+        return found
+    return found | {op: (choose, problems)}
 
 
 def time_selection(device) -> dict:
@@ -146,16 +151,17 @@ def time_selection(device) -> dict:
     """
     by_op = {op: list_dense_problems(op) for op in OPS}
     problems = [problem for found in by_op.values() for problem in found]
-    analytic_us = max(
-        time_each(lambda problem: _C.get_analytic_config(problem, device), found, SELECTION_REPEATS)
-        for found in by_op.values()
+    times = time_each(
+        {name: one for op, found in by_op.items() for name, one in find_choices(op, found, device).items()},
+        SELECTION_REPEATS,
     )
-    new = {op: time_new_choices(found, device) for op, found in by_op.items()}
+    analytic_us = max(times[f"{op} analytic"] for op in OPS)
+    new = {op: times.get(op) for op in OPS}
     answered = [value for value in new.values() if value is not None]
     compile_all(
         (problem, explain(problem, device).config) for problem in problems
     )  # on all cores; the table's own misses would take one
-    seen_us = round(_C.time_dispatch_hits(problems, SELECTION_REPEATS) * 1e6, 4)
+    seen_us = round(_C.time_dispatch_hits(problems, SEEN_REPEATS) * 1e6, 4)
     return {
         "seen_us": seen_us,
         "new_us": max(answered, default=analytic_us),

@@ -7,6 +7,8 @@ from tuner.measure.statistics import median
 
 BLOCKS = 20
 CALLS_PER_BLOCK = 200
+#: In which time_each asks for every choice.
+ROUNDS = 9
 
 
 def time_blocks(call: Callable[[], object], synchronize: Callable[[], None]) -> dict[str, float]:
@@ -43,13 +45,27 @@ def time_block(call: Callable[[], object]) -> float:
     return (time.perf_counter() - start) / CALLS_PER_BLOCK * 1e6
 
 
-def time_each(choose: Callable[[object], object], problems: list, repeats: int) -> float:
-    """Return the median over the problems of the microseconds that one choice takes."""
-    times = []
-    for problem in problems:
+def time_each(
+    choices: dict[str, tuple[Callable[[object], object], list]], repeats: int, rounds: int = ROUNDS
+) -> dict[str, float]:
+    """Return of each (choose, problems) the microseconds that one choice takes: the median over its problems, of each
+    the median of the rounds. Every round asks all of them in turn, so that a moment in which the host is busy is one
+    round of each, and no figure's.
+    """
+    times: dict[str, list[list[float]]] = {name: [] for name in choices}
+    for _ in range(rounds):
+        for name, (choose, problems) in choices.items():
+            times[name].append([time_one(choose, problem, repeats) for problem in problems])
+    return {
+        name: round(median([median(list(found)) for found in zip(*all_rounds, strict=True)]), 3)
+        for name, all_rounds in times.items()
+    }
+
+
+def time_one(choose: Callable[[object], object], problem: object, repeats: int) -> float:
+    """Return microseconds a choice of one problem, which is asked once before."""
+    choose(problem)
+    start = time.perf_counter()
+    for _ in range(repeats):
         choose(problem)
-        start = time.perf_counter()
-        for _ in range(repeats):
-            choose(problem)
-        times.append((time.perf_counter() - start) / repeats * 1e6)
-    return round(median(times), 3)
+    return (time.perf_counter() - start) / repeats * 1e6

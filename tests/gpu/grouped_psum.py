@@ -5,7 +5,7 @@ or crash.
 A case of rows is one of the contiguous suite with ends for its groups; one of K has gaps of NaN behind every group.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -303,10 +303,12 @@ def run_psum_graph(world: World, variant: GroupedVariant) -> tuple[int, list[str
     return checks.outcome()
 
 
-def run_psum_config(world: World, variant: GroupedVariant, config) -> tuple[int, list[str]]:
-    """An explicit config on shapes around its tile, with and without zeroed padding."""
+def run_psum_config(
+    world: World, variant: GroupedVariant, config, shapes: Sequence[PsumShape] = ()
+) -> tuple[int, list[str]]:
+    """An explicit config on `shapes`, or on some around its tile, with and without zeroed padding."""
     checks, kernel = Checks(), world.kernel(with_ends(variant), config)
-    for index, shape in enumerate(derive_psum_shapes(variant, config)):
+    for index, shape in enumerate(shapes or derive_psum_shapes(variant, config)):
         case = make_psum_case(world, variant, shape)
         output = make_grouped_output(case)
         for is_zeroed in (False, True) if variant.op in CONTIGUOUS_OPS else (False,):

@@ -311,6 +311,7 @@ def grouped_semantics_jobs(world: World) -> list:
     from .grouped_psum import psum_jobs
     from .grouped_semantics_runtime import grouped_runtime_jobs
     from .grouped_semantics_values import grouped_value_jobs
+    from .large_weights import large_jobs
     from .psum_tiles import psum_tile_jobs
     from .signals import signal_jobs
 
@@ -328,4 +329,4 @@ def grouped_semantics_jobs(world: World) -> list:
         for variant in variants
     ]
     jobs += grouped_value_jobs(world) + grouped_runtime_jobs(world)
-    return jobs + psum_jobs(world) + psum_tile_jobs(world) + signal_jobs(world)
+    return jobs + psum_jobs(world) + psum_tile_jobs(world) + signal_jobs(world) + large_jobs(world)

@@ -14,6 +14,7 @@ from .grouped_psum import choose_psum_pairs, with_ends
 from .grouped_repeats import CHOSEN_VARIANTS
 from .grouped_tiles import list_tile_kernels
 from .grouped_variants import choose_grouped_pairs
+from .large_weights import list_large_kernels
 from .psum_tiles import list_psum_tile_kernels
 from .public_op import OP_VARIANTS
 from .repeats import PORTFOLIO_VARIANTS
@@ -48,7 +49,7 @@ def list_kernels(
     if "grouped_repeats" in sections:
         pairs += list_portfolio_pairs(device, CHOSEN_VARIANTS)
     if "grouped_semantics" in sections:
-        pairs += list_grouped_op_pairs(device) + list_psum_tile_kernels(device)
+        pairs += list_grouped_op_pairs(device) + list_psum_tile_kernels(device) + list_large_kernels(device)
     if "portfolio_repeats" in sections:
         pairs += list_portfolio_pairs(device, PORTFOLIO_VARIANTS)
     if {"semantics", "calls"} & set(sections):

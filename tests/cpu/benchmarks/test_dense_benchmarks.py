@@ -19,6 +19,7 @@ from benchmarks import (
 )
 from benchmarks.product import find_wrong
 from benchmarks.stamp import DATA, SELECTOR, read_json, write_json
+from benchmarks.stopwatch import time_each
 from deep_gemm import _C
 from deep_gemm.errors import CompileError
 from tests.fakes import gpu_benchmark
@@ -190,6 +191,23 @@ def test_parts_of_a_call_add_up_on_the_cpu(monkeypatch):
         assert sum(value for name, value in parts.items() if name != "driver") == pytest.approx(
             entry["calls_us"]["whole"], abs=0.01
         )
+
+
+def test_a_busy_moment_of_the_host_reaches_no_figure(monkeypatch):
+    """Of nine rounds three are ten times as slow; the slower of two op kinds is slower in each."""
+    clock, asked = [0.0], []
+
+    def choose(problem):
+        asked.append(problem)
+        busy = asked.count(problem) in range(1, 10)
+        clock[0] += problem * (10.0 if busy else 1.0) * 1e-6
+
+    monkeypatch.setattr("benchmarks.stopwatch.time.perf_counter", lambda: clock[0])
+    assert time_each({"slow": (choose, [5, 7, 9]), "fast": (choose, [1, 2, 3])}, repeats=2) == {
+        "slow": 7.0,
+        "fast": 2.0,
+    }
+    assert asked[:6] == [5, 5, 5, 7, 7, 7] and len(asked) == 9 * 6 * 3
 
 
 def test_host_calls_cover_both_op_kinds_and_report_failures(monkeypatch):

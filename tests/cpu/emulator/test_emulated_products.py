@@ -223,6 +223,36 @@ def test_c_comes_a_tile_ahead_where_a_product_says_so():
     assert all(_C.has_two_d_tiles(product.problem, _C.Config(**product.config)) for product in products)
 
 
+#: What lets the weights of small groups pass, and few rows for the tile of each group, or two.
+PASSING = {"deep_gemm/sm90/scheduler/group_walk.cuh": ("kLargeBytes = 384u << 20", "kLargeBytes = 1")}
+FEW_TOKENS = {
+    "masked": Product(GroupedVariant(FP8_MASKED), fp8(16, 64, swap_ab=1), Masked(130, 300, 20, (20, 0, 5, 16)), 1),
+    "rows with ends": Product(
+        GroupedVariant(FP8_CONTIGUOUS), fp8(8, 64, swap_ab=1), PsumRows(130, 300, (3, 0, 9, 8), 16, extra=24), 2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FEW_TOKENS)
+def test_weights_that_pass_through_the_l2_give_the_product(emulate, name):
+    product = FEW_TOKENS[name]
+    cubin = product.build(PASSING)
+    assert [emulate(run_product, product, cubin, seed=seed) for seed in SEEDS[:2]] == [RIGHT] * 2
+
+
+def test_only_weights_that_one_tile_reads_pass(emulate):
+    """Their load is another instruction: with a defect in it, products that pass none are right."""
+    load = "barrier, to, k, tile.n_start, matrix, passing.policy"
+    defect = {"deep_gemm/sm90/mainloop/loader.cuh": (load, load.replace("n_start", "n_start + 8"))}
+    few = FEW_TOKENS["masked"]
+    twice = few._replace(shape=Masked(130, 300, 20, (20, 0, 17, 18)))
+    small, passing, read_twice = (
+        emulate(run_product, product, product.build(more | defect), seed=0)
+        for product, more in ((few, {}), (few, PASSING), (twice, PASSING))
+    )
+    assert small == read_twice == RIGHT and passing.num_wrong > 0
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", ALL)
 def test_all_kernels_compute_the_product_under_many_schedules(emulate, name):

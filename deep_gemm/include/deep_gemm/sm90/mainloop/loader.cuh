@@ -49,6 +49,18 @@ struct LoadedSizes<true, kBlockN> {
     __device__ __forceinline__ u32 rows_b() const { return rows; }
 };
 
+// How B is loaded where Tile::kReadsOnce occurs: its lines are the first to leave L2, so that D's stay there, for the
+// kernel that reads them next, instead of being written to memory between the reads of B.
+template <bool kMayReadOnce>
+struct PassingLoad {
+    __device__ __forceinline__ void begin() {}
+};
+template <>
+struct PassingLoad<true> {
+    u64 policy = 0;
+    __device__ __forceinline__ void begin() { policy = ptx::evict_first_policy(); }
+};
+
 template <class Config, class Scheduler>
 struct Loader {
     using Layout = GemmLayout<Config>;
@@ -70,6 +82,7 @@ struct Loader {
     u32 all_steps;
     OperandMaps operands;
     u32 rows_a = Layout::kBlockM;  // of the current tile; none where a cluster's second tile lies beyond the matrix
+    PassingLoad<Scheduler::kMayReadOnce> passing;
 
     // Before a tile's first step; by the whole warp.
     __device__ __forceinline__ void begin(const Tile& tile) {
@@ -77,6 +90,7 @@ struct Loader {
         if constexpr (kCutsA) rows_a = count_left<Layout::kBlockM, 1>(tile.m_start, sizes.m);
         if constexpr (kCutsBoxesA) rows_a = count_left<Layout::kBlockM, kBox>(tile.m_start, sizes.m);
         sizes.begin(tile);
+        passing.begin();
     }
     __device__ __forceinline__ const TensorMap* map_a() const {
         if constexpr (kCutsA) {
@@ -115,6 +129,19 @@ struct Loader {
         }
     }
 
+    // By one lane.
+    __device__ __forceinline__ void load_b(u32 stage, u32 k, const Tile& tile, u32 matrix) const {
+        const u32 barrier = stages.full_barrier(stage), to = stages.stage_b(stage);
+        if constexpr (Scheduler::kMayReadOnce) {
+            if (tile.state & Tile::kReadsOnce) {
+                ptx::tma_load_3d_hint(operands.b(), barrier, to, k, tile.n_start, matrix, passing.policy);
+                return;
+            }
+        }
+        load_operand<Config::kMnMajorB, (Config::kClusterM > 1), Layout::kBlockN>(
+            operands.b(), barrier, to, k, tile.n_start, matrix, (tile.state & Tile::kLoadsApart) != 0, sizes.rows_b());
+    }
+
     // By the whole warp. `step` counts within the tile's steps.
     __device__ __forceinline__ void load_stage(u32 stage, u32 step, const Tile& tile) const {
         const u32 barrier = stages.full_barrier(stage);
@@ -125,9 +152,7 @@ struct Loader {
             if (!kCutsA || Config::kClusterM == 1 || rows_a > 0)
                 load_operand<Config::kMnMajorA, (Config::kClusterN > 1), Layout::kBlockM>(
                     map_a(), barrier, stages.stage_a(stage), k, tile.m_start, place.matrix_a, false, rows_a);
-            load_operand<Config::kMnMajorB, (Config::kClusterM > 1), Layout::kBlockN>(
-                operands.b(), barrier, stages.stage_b(stage), k, tile.n_start, place.matrix_b,
-                (tile.state & Tile::kLoadsApart) != 0, sizes.rows_b());
+            load_b(stage, k, tile, place.matrix_b);
             if constexpr (Layout::kStageScales) {
                 Access::load(&maps.scale_a, barrier, stages.scales_a(stage), tile.m_start, place.k_step,
                              place.matrix_a);

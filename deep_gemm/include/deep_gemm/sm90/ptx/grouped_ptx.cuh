@@ -14,7 +14,23 @@ __device__ __forceinline__ void tma_load_3d(const TensorMap* map, u32 barrier, u
                  ::"r"(destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
 }
 
-// The same with .multicast::cluster, as tma_load_multicast.
+// The same with an L2 policy.
+__device__ __forceinline__ void tma_load_3d_hint(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y,
+                                                 u32 z, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4, %5}], [%2], %6;"
+        ::"r"( destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(policy) : "memory");
+}
+
+// createpolicy: lines that are the first to leave L2.
+__device__ __forceinline__ u64 evict_first_policy() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// tma_load_3d with .multicast::cluster, as tma_load_multicast.
 __device__ __forceinline__ void tma_load_3d_multicast(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y,
                                                       u32 z, u16 mask) {
     asm volatile(

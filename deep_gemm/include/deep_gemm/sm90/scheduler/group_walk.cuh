@@ -13,10 +13,18 @@ namespace deep_gemm {
 template <class Config, class Walk>
 struct GroupWalk : TileScheduler {
     static constexpr u32 kClusterSize = Config::kClusterM * Config::kClusterN;
+    // Few tokens of each group: their tile holds all of them, and the kernel does little but read B. With 256 rows of B
+    // in a tile Tile::kReadsOnce gained nothing; in BF16 it would gain 1 to 2 %, which no sweep knows yet.
+    static constexpr bool kMayReadOnce =
+        Config::kElementBytes == 1 && Config::kSwapAB && Config::kBlockN <= 128 && kClusterSize == 1;
+    // Bytes of all groups' B from which on that gains, several times what L2 holds: with 537 MB and more it takes 0.97
+    // to 0.99 of the time, with 50 to 268 MB 0.99 to 1.04 (H200, docs/kernels.md).
+    static constexpr u64 kLargeBytes = 384u << 20;
 
     u32 num_groups, n_tiles, band;  // n_tiles: cluster tiles along n for each along m
     u32 rank_m, rank_n;
     u32 tile, step;
+    bool is_large;  // B of all groups together
     GroupSums sums;  // of cluster tiles along m
 
     __device__ __forceinline__ GroupWalk(const Params& params, const GroupParams& groups, u32 cluster_rank)
@@ -26,7 +34,8 @@ struct GroupWalk : TileScheduler {
           rank_m(Config::kClusterM > 1 ? cluster_rank : 0),
           rank_n(Config::kClusterN > 1 ? cluster_rank : 0),
           tile(blockIdx.x / kClusterSize),
-          step(gridDim.x / kClusterSize) {
+          step(gridDim.x / kClusterSize),
+          is_large(u64(num_groups) * params.n * params.k * Config::kElementBytes >= kLargeBytes) {
         first_step = 0;
     }
 
@@ -55,6 +64,7 @@ struct GroupWalk : TileScheduler {
         u32 m_tile, n_tile;
         locate_in_band(tile - begin * n_tiles, end - begin, n_tiles, band, m_tile, n_tile);
         walk.set_group(lane, (m_tile * Config::kClusterM + rank_m) * Config::kBlockM);
+        if constexpr (kMayReadOnce) state = (state & ~kReadsOnce) | (is_large && end - begin == 1 ? kReadsOnce : 0);
         n_start = (n_tile * Config::kClusterN + rank_n) * Config::kBlockN;
     }
 };

@@ -21,7 +21,8 @@ struct Tile {
     u32 state;                   // a sum of the following; 0: there are no more tiles
     // kSelectsRows: not all of its rows are to be stored as they come.
     // kLoadsApart: the cluster's two tiles along m are of different groups, so that each CTA loads all of its own B.
-    static constexpr u32 kValid = 1, kSelectsRows = 2, kLoadsApart = 4;
+    // kReadsOnce: no other tile reads its rows of B, and B is large.
+    static constexpr u32 kValid = 1, kSelectsRows = 2, kLoadsApart = 4, kReadsOnce = 8;
 
     __device__ __forceinline__ bool is_valid() const { return state != 0; }
 };
@@ -37,6 +38,7 @@ struct TileScheduler : Tile {
     static constexpr bool kIsGrouped = true;
     static constexpr bool kMaySelectRows = false;  // Tile::kSelectsRows occurs
     static constexpr bool kMayLoadApart = false;   // Tile::kLoadsApart occurs
+    static constexpr bool kMayReadOnce = false;    // Tile::kReadsOnce occurs
     using OperandMaps = LaunchMaps;
 
     __device__ __forceinline__ static StepPlace place(const Tile& tile, u32 step, u32) {

@@ -1,0 +1,50 @@
+"""What the GPU suite covers of weights that pass through L2, and that it notices wrong ones."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from deep_gemm import _C
+from tests.fakes.gpu_world import FakeWorld
+from tests.gpu import kernels, large_weights
+from tests.gpu.large_weights import ALIGNMENT, CONTIGUOUS, LARGE, MASKED, MAX_M, ROWS
+
+H200 = _C.Device.known("h200")
+WALK = Path(__file__).parents[3] / "deep_gemm" / "include" / "deep_gemm" / "sm90" / "scheduler" / "group_walk.cuh"
+SMALL = (136, 272)
+
+
+def test_the_weights_are_as_large_as_the_kernels_ask():
+    text = WALK.read_text(encoding="utf-8")
+    (megabytes,) = re.findall(r"kLargeBytes = (\d+)u << 20;", text)
+    assert len(ROWS) * LARGE[0] * LARGE[1] >= int(megabytes) << 20
+    assert f"kSwapAB && Config::kBlockN <= {large_weights.MOST_WEIGHT_ROWS} &&" in text
+
+
+def test_groups_have_rows_for_one_tile_and_for_two():
+    heights = {config.block_m for config in large_weights.list_configs(H200)}
+    assert {8, 16, 24, 32, 64} <= heights and max(ROWS) <= min(MAX_M, ALIGNMENT)
+    assert 0 in ROWS and any(0 < rows <= 8 for rows in ROWS) and any(rows > 16 for rows in ROWS)
+
+
+def test_every_kernel_is_compiled_ahead():
+    listed = kernels.list_kernels(H200, ["grouped_semantics"], ("nvrtc",), 48, True)
+    needed = {(problem.to_json(), config.to_json()) for problem, config in large_weights.list_large_kernels(H200)}
+    assert needed <= {(job.problem, job.config) for job in listed}
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_wrong_kernel_is_noticed(is_right):
+    def spoil(kernel, d):
+        d[3, 0, 0] = 40.0
+
+    world = FakeWorld(None if is_right else spoil)
+    cases, failures = large_weights.run_masked(world, large_weights.list_configs(H200)[0], SMALL)
+    assert cases == 2 and (failures == []) == is_right
+
+
+def test_each_kernel_has_a_job():
+    names = [name for name, _ in large_weights.large_jobs(FakeWorld())]
+    assert len(names) == len(set(names)) == len(large_weights.list_large_kernels(H200))
+    assert {name.split(": ")[0] for name in names} == {f"large weights {variant}" for variant in (MASKED, CONTIGUOUS)}
