@@ -22,10 +22,10 @@ was not, stands at the entries. They hold for these hashes alone: the next chang
 #: 130 to 8,192 rows they take 0.99 of the time, 0.97 to 1.02, and 1.00 over 41 kernels (an H200). The first older hash
 #: of all is of the kernels before B of large masked groups and groups with ends left L2 first: only FP8 kernels of
 #: these with swapped tiles have other machine code since (benchmarks/same_code.json). Masked ones were swept again; in
-#: two sweeps such tiles take 0.98 of their time before where weights are large, beside other tiles. Of masked groups and
-#: of groups with ends, the next one is of the kernels before both walks over groups shared a class. The one behind it
-#: (of other op kinds the second) is of the kernels before FP8 tiles of 64 rows could have their math warpgroups side by
-#: side; of masked FP8 products one more stands between, of an earlier form of these tiles. Other tiles have had the
+#: two sweeps such tiles take 0.98 of their time before where weights are large, beside other tiles. Of masked groups
+#: and of groups with ends, the next one is of the kernels before both walks over groups shared a class. The one behind
+#: it (of other op kinds the second) is of the kernels before FP8 tiles of 64 rows could have their math warpgroups side
+#: by side; of masked FP8 products one more stands between, of an earlier form of these tiles. Other tiles have had the
 #: same code since, to the byte, but for the order of instructions in some kernels of masked FP8 products, which were
 #: swept again, and of groups with ends, which were not timed (benchmarks/same_code.json counts both).
 SERVED: dict[str, tuple[str, ...]] = {
@@ -58,7 +58,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "22eae68bc056be1ee003b56858def5619861018fd3fb2095e8ca237a90770aca",
     ),
     "m_grouped_fp8_gemm_masked": (
-        "e9d032f8bc5578fa60711e0e27f6a9e593eef340dcb0bea66629385aefd40a1c",
+        "8426e3666e9d8e51659d783e2790ad54ec3f05cbcf49b6249aec5ad6abf0d681",
         "850d69fa5409e49d83c6d9dbb57fde7cc04d9bfe6af0bbb09f158d25ad3aff6d",
         "20544f3148fd6e07c9f8fc81db439d28e27db221eacbe98c07234fda88649041",
         "ac83c99af2a0791cc6c3ae8ba8abaa56dd67b21c283daf1c76e3ce3bf6db7d74",
@@ -68,7 +68,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "d3d7e8a9ce70f0f3a967eee4a4479a34a2c7d1ae62e9daa2e44a435ae39d0b96",
     ),
     "m_grouped_bf16_gemm_masked": (
-        "f3e014efbcb2b0ea3e2d0e6954de2034ea6a838c98774477f3745954a67f1e6b",
+        "9d9bf49fd832ac589f07793ce5109a18208fd0162450442396afbb8a2b3356d8",
         "919cf078818b7dea76ce2f4b73df34e8904d07d93b3702a5c98ef25b1b53648d",
         "1abb2deb4ce624f008c82b4e65bf66fbd6a2cab4d8a684fa810e59fa0eee9205",
         "21f2a3f5870ac75ce36a57e0a9c81bea29986654313ac748afbd7b0c3f091eed",
@@ -91,7 +91,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "3c42891f2fad5684aa9b90abf46df722f891fba6849b513f78844e672ca0d350",
     ),
     "m_grouped_fp8_gemm_psum": (
-        "692330cdd12c392edb276555d4e0d9eb2b7ddaa30fcaaf79ac398d6064782409",
+        "caf9df5b09eed8a710efea3563c269b0d9a5d9f84f81c42d7e9947b96fabb202",
         "e7db63014e2bf1713698edc16b611640160d4237d771c37107b15df6c09c7402",
         "8d98f05470f18ee639b08ef70f85445c2f4f1a74b25625ea23fe6856b660f15e",
         "60bd7535e01bbfab5493852a93f29bc10ca7cf710f3750e8c197f41f86102845",
@@ -100,7 +100,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "678991e2ae13e20573609d49f2aa424420467ae83587832d71d9b18ce31703ff",
     ),
     "m_grouped_bf16_gemm_psum": (
-        "4a8a71e8bf22b484e30a83690b916ba70ba74104e6cbc0003c9fecbeae181221",
+        "defa6a3ccaa631bf5343bcdb7cefda1ceb62d86d01f7a3b346d5862214e1f08d",
         "ef46cf61305affd5ba213fd7a5e9aa8fdda712fc579e1a6556b4cbfedacea6aa",
         "af282f0312eaea003f93280f61dfdcdb294a9fb9da10a8197f0b7d594323ef75",
         "1d2f8831cb43b1b07d2318d826492c11835d89a596f412f15d14760310a86136",

@@ -2,6 +2,8 @@
 under any schedule, without a race that the emulator can see.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from deep_gemm import _C
@@ -224,7 +226,7 @@ def test_c_comes_a_tile_ahead_where_a_product_says_so():
 
 
 #: What lets the weights of small groups pass, and few rows for the tile of each group, or two.
-PASSING = {"deep_gemm/sm90/scheduler/group_walk.cuh": ("kLargeBytes = 384u << 20", "kLargeBytes = 1")}
+PASSING = {"deep_gemm/sm90/scheduler/group_walk.cuh": ("kLargeBytes = 400000000", "kLargeBytes = 1")}
 FEW_TOKENS = {
     "masked": Product(GroupedVariant(FP8_MASKED), fp8(16, 64, swap_ab=1), Masked(130, 300, 20, (20, 0, 5, 16)), 1),
     "rows with ends": Product(
@@ -240,17 +242,36 @@ def test_weights_that_pass_through_the_l2_give_the_product(emulate, name):
     assert [emulate(run_product, product, cubin, seed=seed) for seed in SEEDS[:2]] == [RIGHT] * 2
 
 
-def test_only_weights_that_one_tile_reads_pass(emulate):
+@pytest.mark.parametrize("name", FEW_TOKENS)
+def test_only_weights_that_one_tile_reads_pass(emulate, name):
     """Their load is another instruction: with a defect in it, products that pass none are right."""
     load = "barrier, to, k, tile.n_start, matrix, passing.policy"
     defect = {"deep_gemm/sm90/mainloop/loader.cuh": (load, load.replace("n_start", "n_start + 8"))}
-    few = FEW_TOKENS["masked"]
-    twice = few._replace(shape=Masked(130, 300, 20, (20, 0, 17, 18)))
+    few, rows = FEW_TOKENS[name], 17
+    sizes = {"masked": {"sizes": (rows, 0, 20)}, "rows with ends": {"sizes": (rows, 0, 9, 10)}}[name]
+    twice = few._replace(shape=replace(few.shape, **sizes) if name != "masked" else few.shape._replace(**sizes))
     small, passing, read_twice = (
         emulate(run_product, product, product.build(more | defect), seed=0)
         for product, more in ((few, {}), (few, PASSING), (twice, PASSING))
     )
     assert small == read_twice == RIGHT and passing.num_wrong > 0
+
+
+def test_a_load_before_its_policy_is_noticed(emulate):
+    late = {"deep_gemm/sm90/mainloop/loader.cuh": ("        passing.begin();\n", "")}
+    product = FEW_TOKENS["masked"]
+    assert "policy that was not created" in emulate(run_product, product, product.build(PASSING | late), seed=0).error
+
+
+def test_weights_count_where_groups_have_rows(emulate):
+    """Of 40 groups two have rows: a weight passes if that of 32 groups' share and those beyond like them is large."""
+    load = "barrier, to, k, tile.n_start, matrix, passing.policy"
+    defect = {"deep_gemm/sm90/mainloop/loader.cuh": (load, load.replace("n_start", "n_start + 8"))}
+    weight, sizes = 130 * 300, tuple({1: 5, 3: 7}.get(group, 0) for group in range(40))
+    product = FEW_TOKENS["masked"]._replace(shape=Masked(130, 300, 20, sizes))
+    for limit, is_right in ((4 * weight, False), (4 * weight + 1, True)):
+        bound = {"deep_gemm/sm90/scheduler/group_walk.cuh": ("kLargeBytes = 400000000", f"kLargeBytes = {limit}")}
+        assert (emulate(run_product, product, product.build(bound | defect), seed=0) == RIGHT) == is_right
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ import pytest
 from deep_gemm import _C
 from tests.fakes.gpu_world import FakeWorld
 from tests.gpu import kernels, large_weights
-from tests.gpu.large_weights import ALIGNMENT, CONTIGUOUS, LARGE, MASKED, MAX_M, ROWS
+from tests.gpu.large_weights import CONTIGUOUS, LARGE, MASKED, MAX_M, ROWS
 
 H200 = _C.Device.known("h200")
 WALK = Path(__file__).parents[3] / "deep_gemm" / "include" / "deep_gemm" / "sm90" / "scheduler" / "group_walk.cuh"
@@ -17,14 +17,14 @@ SMALL = (136, 272)
 
 def test_the_weights_are_as_large_as_the_kernels_ask():
     text = WALK.read_text(encoding="utf-8")
-    (megabytes,) = re.findall(r"kLargeBytes = (\d+)u << 20;", text)
-    assert len(ROWS) * LARGE[0] * LARGE[1] >= int(megabytes) << 20
+    (least,) = re.findall(r"kLargeBytes = (\d+);", text)
+    assert (len(ROWS) - ROWS.count(0)) * LARGE[0] * LARGE[1] >= int(least) and len(ROWS) <= 32
     assert f"kSwapAB && Config::kBlockN <= {large_weights.MOST_WEIGHT_ROWS} &&" in text
 
 
 def test_groups_have_rows_for_one_tile_and_for_two():
     heights = {config.block_m for config in large_weights.list_configs(H200)}
-    assert {8, 16, 24, 32, 64} <= heights and max(ROWS) <= min(MAX_M, ALIGNMENT)
+    assert {8, 16, 24, 32, 64} <= heights and max(ROWS) <= MAX_M
     assert 0 in ROWS and any(0 < rows <= 8 for rows in ROWS) and any(rows > 16 for rows in ROWS)
 
 
@@ -42,6 +42,15 @@ def test_a_wrong_kernel_is_noticed(is_right):
     world = FakeWorld(None if is_right else spoil)
     cases, failures = large_weights.run_masked(world, large_weights.list_configs(H200)[0], SMALL)
     assert cases == 2 and (failures == []) == is_right
+
+
+def test_tiles_divide_the_alignment_of_the_ends(monkeypatch):
+    shapes = []
+    monkeypatch.setattr(large_weights, "run_psum_config", lambda *call: shapes.extend(call[-1]) or (1, []))
+    for config in large_weights.list_psum_configs(H200):
+        large_weights.run_psum(FakeWorld(), config, SMALL)
+        assert shapes[-1].alignment % config.block_m == 0 and shapes[-1].alignment >= max(ROWS)
+    assert len(shapes) == large_weights.NUM_PSUM_CONFIGS
 
 
 def test_each_kernel_has_a_job():

@@ -139,7 +139,10 @@ inline void st_global_v4_u32(void* address, u32 a, u32 b, u32 c, u32 d) {
 }
 inline void prefetch_global_L2(const void*) {}
 inline void prefetch_tensormap(const void*) {}
-inline void createpolicy_fractional_L2_evict_first_b64(unsigned long long& policy, double) { policy = 0; }
+// The only L2 policy that kernels ask for; a load with another one was made before its policy.
+constexpr u64 kEvictFirst = 0x1234567890abcdef;
+void check_policy(u64 policy);  // tma.cpp
+inline void createpolicy_fractional_L2_evict_first_b64(unsigned long long& policy, double) { policy = kEvictFirst; }
 inline void griddepcontrol_wait() {}
 inline void griddepcontrol_launch_dependents() {}
 
@@ -172,17 +175,15 @@ inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_b
     const u32 at[] = {x, y, z};
     tma_load(to, map, at, 3, barrier, mask);
 }
-inline void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes_L2_cache_hint(u32 to,
-                                                                                                   const void* map,
-                                                                                                   u32 x, u32 y,
-                                                                                                   u32 barrier, u64) {
+inline void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes_L2_cache_hint(
+    u32 to, const void* map, u32 x, u32 y, u32 barrier, u64 policy) {
+    check_policy(policy);
     const u32 at[] = {x, y};
     tma_load(to, map, at, 2, barrier, 0);
 }
-inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_bytes_L2_cache_hint(u32 to,
-                                                                                                   const void* map,
-                                                                                                   u32 x, u32 y, u32 z,
-                                                                                                   u32 barrier, u64) {
+inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_bytes_L2_cache_hint(
+    u32 to, const void* map, u32 x, u32 y, u32 z, u32 barrier, u64 policy) {
+    check_policy(policy);
     const u32 at[] = {x, y, z};
     tma_load(to, map, at, 3, barrier, 0);
 }

@@ -134,6 +134,11 @@ StubTensorMap& field_of(void* map) {
 
 }  // namespace
 
+void op::check_policy(u64 policy) {
+    if (policy == kEvictFirst) return;
+    attempt([] { throw std::string("a load has an L2 policy that was not created"); });
+}
+
 void tma_load(u32 destination, const void* map, const u32* at, u32 rank, u32 barrier, u32 mask) {
     EMULATOR_ENTER();
     attempt([&] {

@@ -6,25 +6,39 @@
 
 namespace deep_gemm {
 
+// What a walk keeps to say Tile::kReadsOnce: the bytes of one group's B. Nothing where it never does, for a value that
+// no one needs may change the machine code of the others.
+template <bool kMayReadOnce>
+struct GroupWeight {};
+template <>
+struct GroupWeight<true> {
+    u64 weight_bytes;
+};
+
+// Few tokens of each group: their tile holds all of them, and the kernel does little but read B. With 256 rows of B in
+// a tile Tile::kReadsOnce gained nothing; in BF16 it would gain 1 to 2 %, which no sweep knows yet.
+template <class Config>
+__device__ __forceinline__ constexpr bool may_read_once() {
+    return Config::kElementBytes == 1 && Config::kSwapAB && Config::kBlockN <= 128 &&
+           Config::kClusterM * Config::kClusterN == 1;
+}
+
 // A scheduler that walks so; `Walk` is the class derived from it. By a whole warp, its `load_sums` counts the cluster
 // tiles along m of 32 groups, a lane each, into `sums`; `start_pass` begins another walk over all groups, behind the
 // last one, or says that there is none; `set_group` is told which lane's group the tile is of, and at which row in it
 // the tile starts. Its constructor loads the first sums and locates the first tile.
 template <class Config, class Walk>
-struct GroupWalk : TileScheduler {
+struct GroupWalk : TileScheduler, GroupWeight<may_read_once<Config>()> {
     static constexpr u32 kClusterSize = Config::kClusterM * Config::kClusterN;
-    // Few tokens of each group: their tile holds all of them, and the kernel does little but read B. With 256 rows of B
-    // in a tile Tile::kReadsOnce gained nothing; in BF16 it would gain 1 to 2 %, which no sweep knows yet.
-    static constexpr bool kMayReadOnce =
-        Config::kElementBytes == 1 && Config::kSwapAB && Config::kBlockN <= 128 && kClusterSize == 1;
-    // Bytes of all groups' B from which on that gains, several times what L2 holds: with 537 MB and more it takes 0.97
-    // to 0.99 of the time, with 50 to 268 MB 0.99 to 1.04 (H200, docs/kernels.md).
-    static constexpr u64 kLargeBytes = 384u << 20;
+    static constexpr bool kMayReadOnce = may_read_once<Config>();
+    static_assert(!kMayReadOnce || !Config::kMnMajorB, "the loader would load a B that is MN-major in boxes");
+    // Bytes that are read of B, several times what L2 holds, from which on Tile::kReadsOnce gains: with 537 MB and more
+    // it takes 0.97 to 1.00 of the time, with 50 to 268 MB 0.985 to 1.04 (H200, docs/experiments.md).
+    static constexpr u64 kLargeBytes = 400000000;
 
     u32 num_groups, n_tiles, band;  // n_tiles: cluster tiles along n for each along m
     u32 rank_m, rank_n;
     u32 tile, step;
-    bool is_large;  // B of all groups together
     GroupSums sums;  // of cluster tiles along m
 
     __device__ __forceinline__ GroupWalk(const Params& params, const GroupParams& groups, u32 cluster_rank)
@@ -34,9 +48,9 @@ struct GroupWalk : TileScheduler {
           rank_m(Config::kClusterM > 1 ? cluster_rank : 0),
           rank_n(Config::kClusterN > 1 ? cluster_rank : 0),
           tile(blockIdx.x / kClusterSize),
-          step(gridDim.x / kClusterSize),
-          is_large(u64(num_groups) * params.n * params.k * Config::kElementBytes >= kLargeBytes) {
+          step(gridDim.x / kClusterSize) {
         first_step = 0;
+        if constexpr (kMayReadOnce) this->weight_bytes = u64(params.n) * params.k * Config::kElementBytes;
     }
 
     __device__ __forceinline__ void advance() {
@@ -64,8 +78,20 @@ struct GroupWalk : TileScheduler {
         u32 m_tile, n_tile;
         locate_in_band(tile - begin * n_tiles, end - begin, n_tiles, band, m_tile, n_tile);
         walk.set_group(lane, (m_tile * Config::kClusterM + rank_m) * Config::kBlockM);
-        if constexpr (kMayReadOnce) state = (state & ~kReadsOnce) | (is_large && end - begin == 1 ? kReadsOnce : 0);
+        if constexpr (kMayReadOnce) {
+            const bool reads_much = holds_much();
+            state = (state & ~kReadsOnce) | (reads_much && end - begin == 1 ? kReadsOnce : 0);
+        }
         n_start = (n_tile * Config::kClusterN + rank_n) * Config::kBlockN;
+    }
+
+   private:
+    // Whether the groups that have rows have much B, if those beyond the 32 held are like these; by the whole warp.
+    __device__ __forceinline__ bool holds_much() const {
+        const u32 below = __shfl_up_sync(0xffffffff, sums.inclusive, 1);
+        const bool has_rows = sums.inclusive > (threadIdx.x % 32 == 0 ? 0 : below);
+        const u32 count = __popc(__ballot_sync(0xffffffff, has_rows)) * ceil_div(num_groups, 32);
+        return count * this->weight_bytes >= kLargeBytes;
     }
 };
 

@@ -21,7 +21,7 @@ struct Tile {
     u32 state;                   // a sum of the following; 0: there are no more tiles
     // kSelectsRows: not all of its rows are to be stored as they come.
     // kLoadsApart: the cluster's two tiles along m are of different groups, so that each CTA loads all of its own B.
-    // kReadsOnce: no other tile reads its rows of B, and B is large.
+    // kReadsOnce: no other tile reads its rows of B, and more of B is read than L2 could keep.
     static constexpr u32 kValid = 1, kSelectsRows = 2, kLoadsApart = 4, kReadsOnce = 8;
 
     __device__ __forceinline__ bool is_valid() const { return state != 0; }
