@@ -186,8 +186,8 @@ def test_kernel_hash_is_stable_and_known_only_for_known_ops(few_sources):
 #: The kernels of the dense ops. With another hash neither what was measured of them nor selectors trained on that are
 #: used any more: change one only together with a new sweep, or with an entry of deep_gemm/older_kernels.py.
 FROZEN_KERNEL_HASHES = {
-    "fp8_gemm": "0ec94ba9438ef1e74cca733c0bf6f025e0dc1362e47bee42832dd41c056b96e9",
-    "bf16_gemm": "e0741f3b3146265b4147c7143b78f8554a1de2f0b0c634cb19e2731472f6c304",
+    "fp8_gemm": "5c7fe8b92236e1af0d497369b4ac6d964803686cfa98abd08e9c5ae78f48afb8",
+    "bf16_gemm": "12572bdb85d09a1e05d3aac75361e9d2fdbf29358611b3c00c4d6e747887c3da",
 }
 
 
