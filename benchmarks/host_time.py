@@ -41,8 +41,10 @@ from .variants import list_dense_problems
 SIZES = (64, 128, 128)
 NUM_GROUPS = 2
 GROUPED_OPS = ("m_grouped_fp8_gemm_contiguous", "m_grouped_fp8_gemm_masked", "k_grouped_fp8_gemm_contiguous")
-#: Of each problem: lookups, and choices in every round.
-SEEN_REPEATS, SELECTION_REPEATS = 200, 20
+#: Lookups of each problem.
+SEEN_REPEATS = 200
+#: Choices of each problem in every round.
+SELECTION_REPEATS = 20
 
 
 def make_calls(device: str) -> dict[str, Callable[[], object]]:
@@ -126,7 +128,7 @@ def time_host() -> dict:
     return {"cuda": time_calls("cuda", torch.cuda.synchronize), "cpu": cpu}
 
 
-def find_choices(op: str, problems: list, device) -> dict[str, tuple[Callable[[object], object], list]]:
+def list_choosers(op: str, problems: list, device) -> dict[str, tuple[Callable[[object], object], list]]:
     """Return what chooses for the problems of an op kind: the heuristic, and a selector without the exact table, where
     an artefact covers the op kind.
     """
@@ -152,7 +154,7 @@ def time_selection(device) -> dict:
     by_op = {op: list_dense_problems(op) for op in OPS}
     problems = [problem for found in by_op.values() for problem in found]
     times = time_each(
-        {name: one for op, found in by_op.items() for name, one in find_choices(op, found, device).items()},
+        {name: one for op, found in by_op.items() for name, one in list_choosers(op, found, device).items()},
         SELECTION_REPEATS,
     )
     analytic_us = max(times[f"{op} analytic"] for op in OPS)

@@ -7,7 +7,7 @@ from tuner.measure.statistics import median
 
 BLOCKS = 20
 CALLS_PER_BLOCK = 200
-#: In which time_each asks for every choice.
+#: Rounds of time_each.
 ROUNDS = 9
 
 
@@ -49,8 +49,8 @@ def time_each(
     choices: dict[str, tuple[Callable[[object], object], list]], repeats: int, rounds: int = ROUNDS
 ) -> dict[str, float]:
     """Return of each (choose, problems) the microseconds that one choice takes: the median over its problems, of each
-    the median of the rounds. Every round asks all of them in turn, so that a moment in which the host is busy is one
-    round of each, and no figure's.
+    the median of the rounds. Every round asks all choices in turn, so a busy moment of the host slows one round of each
+    and no median.
     """
     times: dict[str, list[list[float]]] = {name: [] for name in choices}
     for _ in range(rounds):
@@ -63,7 +63,7 @@ def time_each(
 
 
 def time_one(choose: Callable[[object], object], problem: object, repeats: int) -> float:
-    """Return microseconds a choice of one problem, which is asked once before."""
+    """Return the microseconds of one choice, after one that is not timed."""
     choose(problem)
     start = time.perf_counter()
     for _ in range(repeats):

@@ -2,6 +2,8 @@
 host's parts.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -194,20 +196,36 @@ def test_parts_of_a_call_add_up_on_the_cpu(monkeypatch):
 
 
 def test_a_busy_moment_of_the_host_reaches_no_figure(monkeypatch):
-    """Of nine rounds three are ten times as slow; the slower of two op kinds is slower in each."""
+    """The first three of nine rounds are ten times as slow, for all choices."""
     clock, asked = [0.0], []
 
     def choose(problem):
         asked.append(problem)
-        busy = asked.count(problem) in range(1, 10)
-        clock[0] += problem * (10.0 if busy else 1.0) * 1e-6
+        clock[0] += problem * (10.0 if len(asked) <= 3 * 18 else 1.0) * 1e-6
 
     monkeypatch.setattr("benchmarks.stopwatch.time.perf_counter", lambda: clock[0])
     assert time_each({"slow": (choose, [5, 7, 9]), "fast": (choose, [1, 2, 3])}, repeats=2) == {
         "slow": 7.0,
         "fast": 2.0,
     }
-    assert asked[:6] == [5, 5, 5, 7, 7, 7] and len(asked) == 9 * 6 * 3
+    assert asked == [problem for problem in (5, 7, 9, 1, 2, 3) for _ in range(3)] * 9
+
+
+def test_what_chooses_is_timed_with_and_without_a_selector(monkeypatch):
+    problems = host_time.list_dense_problems("fp8_gemm")[:2]
+
+    def refuse(*_):
+        raise CompileError("no artefact covers it")
+
+    for choose, names in (
+        (lambda problem, *_: problem, {"fp8_gemm", "fp8_gemm analytic"}),
+        (refuse, {"fp8_gemm analytic"}),
+        (None, {"fp8_gemm analytic"}),
+    ):
+        selector = choose and SimpleNamespace(choose=choose)
+        monkeypatch.setattr(host_time, "get_selector", lambda device, found=selector: found)
+        found = host_time.list_choosers("fp8_gemm", problems, H200)
+        assert set(found) == names and all(asked == problems and ask(problems[0]) for ask, asked in found.values())
 
 
 def test_host_calls_cover_both_op_kinds_and_report_failures(monkeypatch):

@@ -2,8 +2,6 @@
 under any schedule, without a race that the emulator can see.
 """
 
-from dataclasses import replace
-
 import pytest
 
 from deep_gemm import _C
@@ -225,53 +223,60 @@ def test_c_comes_a_tile_ahead_where_a_product_says_so():
     assert all(_C.has_two_d_tiles(product.problem, _C.Config(**product.config)) for product in products)
 
 
-#: What lets the weights of small groups pass, and few rows for the tile of each group, or two.
-PASSING = {"deep_gemm/sm90/scheduler/group_walk.cuh": ("kLargeBytes = 400000000", "kLargeBytes = 1")}
-FEW_TOKENS = {
-    "masked": Product(GroupedVariant(FP8_MASKED), fp8(16, 64, swap_ab=1), Masked(130, 300, 20, (20, 0, 5, 16)), 1),
+WALK = "deep_gemm/sm90/scheduler/group_walk.cuh"
+LOADER = "deep_gemm/sm90/mainloop/loader.cuh"
+_LOAD = "barrier, to, k, tile.n_start, matrix, passing.policy"
+#: A defect of loads with the evict-first policy alone.
+SPOILED = {LOADER: (_LOAD, _LOAD.replace("n_start", "n_start + 8"))}
+#: Few rows of each group: one tile for each of them, and two for some.
+ONE_TILE = {
+    "masked": Product(GroupedVariant(FP8_MASKED), fp8(16, 64, swap_ab=1), Masked(130, 300, 20, (14, 0, 5, 16)), 1),
     "rows with ends": Product(
-        GroupedVariant(FP8_CONTIGUOUS), fp8(8, 64, swap_ab=1), PsumRows(130, 300, (3, 0, 9, 8), 16, extra=24), 2
+        GroupedVariant(FP8_CONTIGUOUS), fp8(8, 64, swap_ab=1), PsumRows(130, 300, (3, 0, 7, 8), 16, extra=24), 2
     ),
+}
+TWO_TILES = {
+    "masked": ONE_TILE["masked"]._replace(shape=Masked(130, 300, 20, (17, 0, 20))),
+    "rows with ends": ONE_TILE["rows with ends"]._replace(shape=PsumRows(130, 300, (9, 0, 16, 10), 16, extra=24)),
 }
 
 
-@pytest.mark.parametrize("name", FEW_TOKENS)
-def test_weights_that_pass_through_the_l2_give_the_product(emulate, name):
-    product = FEW_TOKENS[name]
-    cubin = product.build(PASSING)
-    assert [emulate(run_product, product, cubin, seed=seed) for seed in SEEDS[:2]] == [RIGHT] * 2
+def evict_from(num_bytes):
+    """Return the headers' change by which weights of so many bytes in all are loaded with the evict-first policy."""
+    return {WALK: ("kLargeBytes = 400000000", f"kLargeBytes = {num_bytes}")}
 
 
-@pytest.mark.parametrize("name", FEW_TOKENS)
-def test_only_weights_that_one_tile_reads_pass(emulate, name):
-    """Their load is another instruction: with a defect in it, products that pass none are right."""
-    load = "barrier, to, k, tile.n_start, matrix, passing.policy"
-    defect = {"deep_gemm/sm90/mainloop/loader.cuh": (load, load.replace("n_start", "n_start + 8"))}
-    few, rows = FEW_TOKENS[name], 17
-    sizes = {"masked": {"sizes": (rows, 0, 20)}, "rows with ends": {"sizes": (rows, 0, 9, 10)}}[name]
-    twice = few._replace(shape=replace(few.shape, **sizes) if name != "masked" else few.shape._replace(**sizes))
-    small, passing, read_twice = (
-        emulate(run_product, product, product.build(more | defect), seed=0)
-        for product, more in ((few, {}), (few, PASSING), (twice, PASSING))
+@pytest.mark.parametrize("name", ONE_TILE)
+def test_weights_that_leave_l2_first_give_the_product(emulate, name):
+    cubin = ONE_TILE[name].build(evict_from(1))
+    assert [emulate(run_product, ONE_TILE[name], cubin, seed=seed) for seed in SEEDS[:2]] == [RIGHT] * 2
+
+
+@pytest.mark.parametrize("name", ONE_TILE)
+def test_only_weights_that_one_tile_reads_leave_l2_first(emulate, name):
+    """Their load is another instruction: with a defect in it, products without such weights are right."""
+    small, one, two = (
+        emulate(run_product, product, product.build(bound | SPOILED), seed=0)
+        for product, bound in ((ONE_TILE[name], {}), (ONE_TILE[name], evict_from(1)), (TWO_TILES[name], evict_from(1)))
     )
-    assert small == read_twice == RIGHT and passing.num_wrong > 0
+    assert small == two == RIGHT and one.num_wrong > 0
+
+
+def test_only_weights_of_groups_with_rows_count(emulate):
+    """Two of the first 32 groups have rows. 40 groups need two rounds of 32 lanes, so four weights are counted: a bound
+    of four is reached, one byte more is not.
+    """
+    weight, sizes = 130 * 300, tuple({1: 5, 3: 7}.get(group, 0) for group in range(40))
+    product = ONE_TILE["masked"]._replace(shape=Masked(130, 300, 20, sizes))
+    for bound, is_right in ((4 * weight, False), (4 * weight + 1, True)):
+        cubin = product.build(evict_from(bound) | SPOILED)
+        assert (emulate(run_product, product, cubin, seed=0) == RIGHT) == is_right
 
 
 def test_a_load_before_its_policy_is_noticed(emulate):
-    late = {"deep_gemm/sm90/mainloop/loader.cuh": ("        passing.begin();\n", "")}
-    product = FEW_TOKENS["masked"]
-    assert "policy that was not created" in emulate(run_product, product, product.build(PASSING | late), seed=0).error
-
-
-def test_weights_count_where_groups_have_rows(emulate):
-    """Of 40 groups two have rows: a weight passes if that of 32 groups' share and those beyond like them is large."""
-    load = "barrier, to, k, tile.n_start, matrix, passing.policy"
-    defect = {"deep_gemm/sm90/mainloop/loader.cuh": (load, load.replace("n_start", "n_start + 8"))}
-    weight, sizes = 130 * 300, tuple({1: 5, 3: 7}.get(group, 0) for group in range(40))
-    product = FEW_TOKENS["masked"]._replace(shape=Masked(130, 300, 20, sizes))
-    for limit, is_right in ((4 * weight, False), (4 * weight + 1, True)):
-        bound = {"deep_gemm/sm90/scheduler/group_walk.cuh": ("kLargeBytes = 400000000", f"kLargeBytes = {limit}")}
-        assert (emulate(run_product, product, product.build(bound | defect), seed=0) == RIGHT) == is_right
+    late, product = {LOADER: ("        passing.begin();\n", "")}, ONE_TILE["masked"]
+    outcome = emulate(run_product, product, product.build(evict_from(1) | late), seed=0)
+    assert "policy that was not created" in outcome.error
 
 
 @pytest.mark.full

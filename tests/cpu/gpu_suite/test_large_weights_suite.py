@@ -19,7 +19,11 @@ def test_the_weights_are_as_large_as_the_kernels_ask():
     text = WALK.read_text(encoding="utf-8")
     (least,) = re.findall(r"kLargeBytes = (\d+);", text)
     assert (len(ROWS) - ROWS.count(0)) * LARGE[0] * LARGE[1] >= int(least) and len(ROWS) <= 32
-    assert f"kSwapAB && Config::kBlockN <= {large_weights.MOST_WEIGHT_ROWS} &&" in text
+    rule = (
+        f"return Config::kElementBytes == 1 && Config::kSwapAB && "
+        f"Config::kBlockN <= {large_weights.MOST_WEIGHT_ROWS} && Config::kClusterM * Config::kClusterN == 1;"
+    )
+    assert rule in " ".join(text.split())
 
 
 def test_groups_have_rows_for_one_tile_and_for_two():
@@ -46,7 +50,12 @@ def test_a_wrong_kernel_is_noticed(is_right):
 
 def test_tiles_divide_the_alignment_of_the_ends(monkeypatch):
     shapes = []
-    monkeypatch.setattr(large_weights, "run_psum_config", lambda *call: shapes.extend(call[-1]) or (1, []))
+
+    def note_shapes(*call):
+        shapes.extend(call[-1])
+        return 1, []
+
+    monkeypatch.setattr(large_weights, "run_psum_config", note_shapes)
     for config in large_weights.list_psum_configs(H200):
         large_weights.run_psum(FakeWorld(), config, SMALL)
         assert shapes[-1].alignment % config.block_m == 0 and shapes[-1].alignment >= max(ROWS)

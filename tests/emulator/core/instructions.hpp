@@ -139,7 +139,7 @@ inline void st_global_v4_u32(void* address, u32 a, u32 b, u32 c, u32 d) {
 }
 inline void prefetch_global_L2(const void*) {}
 inline void prefetch_tensormap(const void*) {}
-// The only L2 policy that kernels ask for; a load with another one was made before its policy.
+// Stands for the evict-first policy, the only one that kernels create. A load with another value ran before that.
 constexpr u64 kEvictFirst = 0x1234567890abcdef;
 void check_policy(u64 policy);  // tma.cpp
 inline void createpolicy_fractional_L2_evict_first_b64(unsigned long long& policy, double) { policy = kEvictFirst; }
