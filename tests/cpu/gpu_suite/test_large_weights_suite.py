@@ -1,4 +1,4 @@
-"""What the GPU suite covers of weights that pass through L2, and that it notices wrong ones."""
+"""What the GPU suite covers of weights that leave L2 first, and that it notices wrong ones."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_the_weights_are_as_large_as_the_kernels_ask():
     (least,) = re.findall(r"kLargeBytes = (\d+);", text)
     assert (len(ROWS) - ROWS.count(0)) * LARGE[0] * LARGE[1] >= int(least) and len(ROWS) <= 32
     rule = (
-        f"return Config::kElementBytes == 1 && Config::kSwapAB && "
+        "return Config::kElementBytes == 1 && Config::kSwapAB && "
         f"Config::kBlockN <= {large_weights.MOST_WEIGHT_ROWS} && Config::kClusterM * Config::kClusterN == 1;"
     )
     assert rule in " ".join(text.split())

@@ -134,11 +134,6 @@ StubTensorMap& field_of(void* map) {
 
 }  // namespace
 
-void op::check_policy(u64 policy) {
-    if (policy == kEvictFirst) return;
-    attempt([] { throw std::string("a load has an L2 policy that was not created"); });
-}
-
 void tma_load(u32 destination, const void* map, const u32* at, u32 rank, u32 barrier, u32 mask) {
     EMULATOR_ENTER();
     attempt([&] {
@@ -196,6 +191,11 @@ void bulk_wait(u32 pending, bool waits_for_reads_only) {
 }
 
 namespace op {
+
+void check_policy(u64 policy) {
+    if (policy == kEvictFirst) return;
+    attempt([] { throw std::string("a load has an L2 policy that was not created"); });
+}
 
 void cp_async_bulk_commit_group() {
     EMULATOR_ENTER();
