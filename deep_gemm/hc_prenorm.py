@@ -84,6 +84,10 @@ def check_operands(
     _check(a, b, d, sqr_sum, num_splits)
 
 
+#: Name -> the checks of a public function that need no memory.
+CHECKS = {NAME: check_operands}
+
+
 def _check(
     a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, num_splits: int | None
 ) -> PrenormCall:

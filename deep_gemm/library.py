@@ -21,6 +21,9 @@ from deep_gemm.ops import FUNCTIONS, OPS, Op
 #: that TMA cannot read.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
+#: Name -> the checks of an op without a kind that need no memory: its fake implementation.
+_CHECKS = {**hc_prenorm.CHECKS, **vendor.CHECKS}
+
 #: The namespace of the ops in torch.ops.
 NAMESPACE = "deep_gemm_tuned"
 
@@ -89,10 +92,8 @@ def _make_fake(op: Op, run: Callable) -> Callable:
 
     Reading a symbolic size would fix its value, so the checks of such operands wait for the call.
     """
-    if op.docs_template == "hc_prenorm":
-        return hc_prenorm.check_operands
-    if op.module is vendor and not op.kind:
-        return lambda *operands: vendor.check_operands(op.layout, *operands)
+    if op.name in _CHECKS:
+        return _CHECKS[op.name]
 
     def fake(*operands: object, **options: object) -> torch.Tensor | None:
         given = (*operands, *options.values())

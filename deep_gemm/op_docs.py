@@ -293,6 +293,16 @@ _TEMPLATES = {
         shapes=_DENSE.shapes,
         formula="d = {a} @ {b} + c",
     ),
+    "syrk": _Template(
+        purpose="a matrix, or each of a batch, with its transpose, by cuBLASLt, as Muon needs it",
+        shapes=("m, k", "", "", "", "m, m"),
+        formula="d = A @ A.mT",
+    ),
+    "symm": _Template(
+        purpose="a symmetric matrix, or each of a batch, with another, by cuBLASLt",
+        shapes=("m, m", "", "n, m", "", "m, n"),
+        formula="d = A @ B",
+    ),
 }
 
 
@@ -317,7 +327,7 @@ def get_purpose(op: "Op") -> str:
 def list_shapes(op: "Op") -> list[str]:
     """Return the shapes of A, B and D in the caller's orientation."""
     a, _, b, _, d = _shapes(op)
-    return [a, b, d]
+    return [shape for shape in (a, b, d) if shape]
 
 
 def make_docstring(op: "Op") -> str:

@@ -231,7 +231,11 @@ def _put_own_recipes_first(parameters: tuple[Parameter, ...]) -> tuple[Parameter
 
 
 def _list_vendor() -> list[Op]:
-    return [Op(f"cublaslt_gemm_{layout}", "vendor", "", layout, take("a b d c")) for layout in ("nt", "nn", "tn", "tt")]
+    return [
+        *(Op(f"cublaslt_gemm_{layout}", "vendor", "", layout, take("a b d c")) for layout in ("nt", "nn", "tn", "tt")),
+        Op("batched_syrk", "syrk", "", "nt", take("a d")),
+        Op("batched_symm", "symm", "", "nn", take("a b d")),
+    ]
 
 
 #: Every public op.

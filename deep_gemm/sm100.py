@@ -6,7 +6,16 @@ from deep_gemm.errors import DeviceError
 
 #: What each name is for.
 _PURPOSES = {
-    "fp4_gemm_nt": "products of FP4 operands",
+    **dict.fromkeys(
+        (
+            "fp4_gemm_nt",
+            "m_grouped_fp4_gemm_nt_contiguous",
+            "m_grouped_fp4_gemm_nt_masked",
+            "k_grouped_fp4_gemm_nt_contiguous",
+            "cublaslt_nvfp4_gemm_nt",
+        ),
+        "products of FP4 operands",
+    ),
     "get_mqa_logits_metadata": "the schedule of MQA logits",
     "get_sparse_mqa_logits_metadata": "the schedule of sparse MQA logits",
     "get_paged_sparse_mqa_logits_metadata": "the schedule of sparse paged MQA logits",
@@ -14,6 +23,8 @@ _PURPOSES = {
     "fp8_fp4_paged_sparse_mqa_logits": "sparse paged MQA logits",
     "mega_mhc": "hyper-connections in one kernel",
     "bf16_mega_gate": "expert gates in one kernel",
+    "get_bf16_mega_gate_config": "the config of expert gates in one kernel",
+    "get_block_m_for_mega_moe": "rows of a tile of a layer of experts in one kernel",
 }
 
 

@@ -1,10 +1,12 @@
-"""The vendor's products, under the names with which callers of DeepGEMM compare theirs.
+"""The vendor's products under DeepGEMM's names: those that callers compare with, and those of symmetric matrices.
 
 They go through torch, which calls cuBLASLt for CUDA tensors.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -12,8 +14,49 @@ from deep_gemm import _C
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
 from deep_gemm.operands import check_plain, check_written, is_fake, record
 
-_INPUT_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
-_OUTPUT_DTYPES = (torch.bfloat16, torch.float32)
+
+class _Call(NamedTuple):
+    """What a product takes: the dtypes of A and B, the shapes in words, and whether A, B and D may be batches; then D
+    has the dtype of A.
+    """
+
+    name: str
+    layout: str
+    dtypes: tuple[torch.dtype, torch.dtype]
+    shapes: str
+    is_batched: bool = False
+
+
+_DTYPES, _OUTPUT_DTYPES = (torch.bfloat16, torch.float8_e4m3fn), (torch.bfloat16, torch.float32)
+_SHAPES = "a, b and d must agree as [m, k], [k, n] and [m, n], and c have the shape of d"
+_CALLS = {
+    call.name: call
+    for call in (
+        *(_Call(f"cublaslt_gemm_{layout}", layout, _DTYPES, _SHAPES) for layout in ("nt", "nn", "tn", "tt")),
+        _Call("batched_syrk", "nt", _OUTPUT_DTYPES, "a must be [m, k] and d [m, m], or batches of as many", True),
+        _Call(
+            "batched_symm",
+            "nn",
+            _OUTPUT_DTYPES,
+            "a must be [m, m], b [m, n] and d [m, n], or batches of as many",
+            True,
+        ),
+    )
+}
+
+
+@contextlib.contextmanager
+def _sums_in_fp32() -> Iterator[None]:
+    """Let the vendor add up parts of K in FP32: torch's default allows BF16 there, which the formulas do not have."""
+    switch = torch.backends.cuda.matmul
+    if not switch.allow_bf16_reduced_precision_reduction:
+        yield
+        return
+    switch.allow_bf16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        switch.allow_bf16_reduced_precision_reduction = True
 
 
 def cublaslt_gemm_nt(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
@@ -21,31 +64,56 @@ def cublaslt_gemm_nt(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch
 
     Args:
         a: A [m, k], bfloat16 or float8_e4m3fn (without scales). b: B [n, k] of the same dtype.
-        d: bfloat16 or float32 [m, n], written. c: [m, n] of the dtype of d, which it may be, or None; FP8 operands take
-            none.
+        d: bfloat16 or float32 [m, n], written. c: [m, n] of the dtype of d, which it may be, or None.
 
     Raises: ArgumentError, DtypeError, ShapeError; LayoutError for FP8 operands on a GPU that are not contiguous along
         K.
     """
-    _run("nt", a, b, d, c)
+    _run("cublaslt_gemm_nt", a, b, d, c)
 
 
 def cublaslt_gemm_nn(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
     """Compute d = A @ B + c; b is B [k, n], all else as for cublaslt_gemm_nt."""
-    _run("nn", a, b, d, c)
+    _run("cublaslt_gemm_nn", a, b, d, c)
 
 
 def cublaslt_gemm_tn(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
     """Compute d = A.T @ B + c; a is A [k, m] and b is B [k, n], all else as for cublaslt_gemm_nt."""
-    _run("tn", a, b, d, c)
+    _run("cublaslt_gemm_tn", a, b, d, c)
 
 
 def cublaslt_gemm_tt(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
     """Compute d = A.T @ B.T + c; a is A [k, m] and b is B [n, k], all else as for cublaslt_gemm_nt."""
-    _run("tt", a, b, d, c)
+    _run("cublaslt_gemm_tt", a, b, d, c)
+
+
+def batched_syrk(a: torch.Tensor, d: torch.Tensor) -> None:
+    """Compute d = A @ A.mT, for each matrix of a batch, with the vendor's library: all of D, not one triangle alone.
+
+    Args:
+        a: bfloat16 or float32 [m, k] or [batch, m, k] of any strides. In float32 torch's switch for TF32 decides.
+        d: [m, m] or [batch, m, m] of the dtype of a, written.
+
+    Raises: ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError.
+    """
+    _run("batched_syrk", a, a, d)
+
+
+def batched_symm(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
+    """Compute d = A @ B with a symmetric A, for each matrix of a batch. That A is symmetric is the caller's word: all
+    of it is read.
+
+    Args:
+        a: bfloat16 or float32 [m, m] or [batch, m, m] of any strides. b: [m, n] or [batch, m, n] of the same dtype.
+        d: [m, n] or [batch, m, n] of that dtype, written.
+
+    Raises: as batched_syrk.
+    """
+    _run("batched_symm", a, b, d)
 
 
 @torch.no_grad()
+@_sums_in_fp32()
 def batched_bf16_gemm(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
     """Compute d[group] = A[group] @ B[group].T + c[group] of CUDA tensors as reference.batched_bf16_gemm takes them."""
     dtype = {} if d.dtype == a.dtype else {"out_dtype": d.dtype}
@@ -58,19 +126,27 @@ def summed_bf16_gemm(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch
     _multiply(a.transpose(0, 1).flatten(1), b.transpose(0, 1).flatten(1).t(), d, c)
 
 
-def _run(layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:
-    """Check the operands of one layout and compute d = A @ B + c."""
+def _run(name: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
+    """Check the operands of one product and compute d = A @ B + c."""
+    call = _CALLS[name]
     with torch._C.DisableTorchFunctionSubclass():  # two subclasses in one call would refuse each other
-        check_operands(layout, a, b, d, c)
+        check_operands(name, a, b, d, c)
         if any(is_fake(tensor) for tensor in _named(a, b, d, c).values()) and not torch.compiler.is_compiling():
-            record(f"cublaslt_gemm_{layout}", a, b, d, c)
+            record(name, *_given(call, a, b, d, c))
             return
         if c is not None and _is_same(c, d):
             c = d  # torch takes one with another stride of a size-1 dim for a tensor that overlaps d
         _check_overlaps(_named(a, b, d, c))
         if not _C.get_compile_mode():
             with writing(d):
-                _multiply(*_orient(layout, a, b), d, c)
+                _multiply(*_orient(call.layout, a, b), d, c)
+
+
+def _given(call: _Call, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> tuple:
+    """Return the arguments of the public function."""
+    if not call.is_batched:
+        return a, b, d, c
+    return (a, d) if call.name == "batched_syrk" else (a, b, d)
 
 
 def writing(*outputs: torch.Tensor) -> contextlib.AbstractContextManager:
@@ -90,30 +166,39 @@ def _without_autocast(mode: contextlib.AbstractContextManager, device: str) -> I
         yield
 
 
-def check_operands(
-    layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None
-) -> None:
-    """Make the checks of cublaslt_gemm_{layout} that need no memory, so that they work on fake tensors, too.
+def check_operands(name: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
+    """Make the checks of a product that need no memory, so that they work on fake tensors, too; B of batched_syrk is A.
 
     Raises: ArgumentError, DeviceError, DtypeError, ShapeError.
     """
-    _check_tensors(_named(a, b, d, c))
-    _check(*_orient(layout, a, b), d, c)
+    call = _CALLS[name]
+    _check_tensors(_named(a, b, d, c), call.is_batched)
+    _check_dtypes(call, a, b, d, c)
+    _check_shapes(call, a, b, d, c)
+
+
+#: Name -> the checks of a public function that need no memory.
+CHECKS = {name: functools.partial(check_operands, name) for name in _CALLS}
+CHECKS["batched_syrk"] = lambda a, d: check_operands("batched_syrk", a, a, d)
 
 
 def _named(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    return {"a": a, "b": b, "d": d} | ({} if c is None else {"c": c})
+    """Return the operands by name; B of batched_syrk is A."""
+    return {"a": a} | ({} if b is a else {"b": b}) | {"d": d} | ({} if c is None else {"c": c})
 
 
 def _orient(layout: str, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return A [m, k] and B [k, n]."""
-    return (a.t() if layout[0] == "t" else a), (b.t() if layout[1] == "t" else b)
+    """Return A [..., m, k] and B [..., k, n]."""
+    return (a.mT if layout[0] == "t" else a), (b.mT if layout[1] == "t" else b)
 
 
+@_sums_in_fp32()
 def _multiply(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:
-    """Compute d = a @ b + c of a [m, k] and b [k, n]."""
+    """Compute d = a @ b + c of a [m, k] and b [k, n], or d = a @ b of batches."""
     if a.dtype == torch.float8_e4m3fn:
-        _run_fp8(a, b, d)
+        _run_fp8(a, b, d, c)
+    elif a.dtype == torch.float32 or (a.dim() == 3 and d.dtype == a.dtype):
+        torch.matmul(a, b, out=d)
     elif a.is_cuda and d.dtype == torch.float32:
         torch.mm(a, b, out_dtype=d.dtype, out=d) if c is None else torch.addmm(c, a, b, out_dtype=d.dtype, out=d)
     elif a.is_cuda or d.dtype == a.dtype:
@@ -123,25 +208,35 @@ def _multiply(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor
         d.copy_(product if c is None else product.add_(c))
 
 
-def _run_fp8(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
-    if not a.is_cuda:
-        d.copy_(a.float() @ b.float())
-        return
-    if a.stride(1) != 1 or b.stride(0) != 1:
+def _run_fp8(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:
+    if a.is_cuda and (a.stride(1) != 1 or b.stride(0) != 1):
         raise LayoutError(
             f"a, b strides = {a.stride()}, {b.stride()}: the vendor reads FP8 along k only; pass K-major operands."
         )
+    if not a.is_cuda:
+        product = a.float() @ b.float()
+    elif c is None:
+        _scale(a, b, out_dtype=d.dtype, out=d)
+        return
+    else:
+        product = _scale(a, b, out_dtype=torch.float32)  # torch's FP8 product takes no C
+    d.copy_(product if c is None else product.add_(c))
+
+
+def _scale(a: torch.Tensor, b: torch.Tensor, **options: object) -> torch.Tensor:
+    """Return a @ b of FP8 operands on a GPU, scaled by 1."""
     one = torch.ones((), device=a.device)
-    torch._scaled_mm(a, b, one, one, out_dtype=d.dtype, use_fast_accum=False, out=d)
+    return torch._scaled_mm(a, b, one, one, use_fast_accum=False, **options)
 
 
-def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
+def _check_tensors(tensors: dict[str, torch.Tensor], is_batched: bool) -> None:
     """Check what every operand must be."""
     for name, tensor in tensors.items():
         _check_kind(name, tensor)
     for name, tensor in tensors.items():
-        if tensor.dim() != 2:
-            raise ShapeError(f"{name}.ndim = {tensor.dim()}: must be a matrix; reshape it.")
+        if tensor.dim() != 2 and not (is_batched and tensor.dim() == 3):
+            allowed = "a matrix or a batch of matrices" if is_batched else "a matrix"
+            raise ShapeError(f"{name}.ndim = {tensor.dim()}: must be {allowed}; reshape it.")
         if name == "d":
             check_written(name, tensor)
         if tensor.device != tensors["d"].device:
@@ -224,21 +319,20 @@ def find_address(x: torch.Tensor) -> int:
         ) from None
 
 
-def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:
-    if a.dtype not in _INPUT_DTYPES or b.dtype != a.dtype:
+def _check_dtypes(call: _Call, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:
+    allowed, results = " or ".join(map(str, call.dtypes)), (a.dtype,) if call.is_batched else _OUTPUT_DTYPES
+    if a.dtype not in call.dtypes or b.dtype != a.dtype:
+        given = ", ".join(f"{name}.dtype = {tensor.dtype}" for name, tensor in _named(a, b, d, c).items())
+        raise DtypeError(f"{given}: A and B must be {allowed}, and of one dtype; convert them.")
+    if d.dtype not in results or (c is not None and c.dtype != d.dtype):
         raise DtypeError(
-            f"a.dtype = {a.dtype}, b.dtype = {b.dtype}: both must be torch.bfloat16 or torch.float8_e4m3fn; convert"
-            " them."
+            f"d.dtype = {d.dtype}: must be {' or '.join(map(str, results))}, and that of c; allocate such a d."
         )
-    if d.dtype not in _OUTPUT_DTYPES or (c is not None and c.dtype != d.dtype):
-        raise DtypeError(
-            f"d.dtype = {d.dtype}: must be torch.bfloat16 or torch.float32, and that of c; allocate such a d."
-        )
-    if c is not None and a.dtype == torch.float8_e4m3fn:
-        raise ArgumentError("c: the vendor's FP8 product takes no C; pass None and add c afterwards.")
-    sizes = (a.shape[0], b.shape[1]) if a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0] else None
-    if sizes is None or tuple(d.shape) != sizes or (c is not None and c.shape != d.shape):
-        shapes = ", ".join(str(list(tensor.shape)) for tensor in (a, b, d))
-        raise ShapeError(
-            f"a, b, d = {shapes}: must agree as [m, k], [k, n] and [m, n], and c have the shape of d; reshape them."
-        )
+
+
+def _check_shapes(call: _Call, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:
+    (*batch, m, k), (*others, rows, n) = (operand.shape for operand in _orient(call.layout, a, b))
+    agree = batch == others and k == rows and (m == k or call.name != "batched_symm")
+    if not agree or list(d.shape) != [*batch, m, n] or (c is not None and c.shape != d.shape):
+        given = ", ".join(f"{name} = {list(tensor.shape)}" for name, tensor in _named(a, b, d, c).items())
+        raise ShapeError(f"{given}: {call.shapes}; reshape them.")

@@ -40,6 +40,7 @@ _DENSE = [
     *(_take(f"fp8_fp4_gemm_{layout}", f"c {_FP8} epilogue alpha") for layout in _LAYOUTS),
     *(_take(f"bf16_gemm_{layout}", "c compiled_dims epilogue alpha") for layout in _LAYOUTS),
     *(_take(f"cublaslt_gemm_{layout}", "c") for layout in _LAYOUTS),
+    *(_take(name, "a d") for name in ("batched_syrk", "batched_symm")),
     _take("fp8_gemm_nt_skip_head_mid", "head_splits disable_ue8m0_cast epilogue"),
 ]
 _GROUPED = [
@@ -127,6 +128,10 @@ _REFUSED = [
     Name(path, is_refused=True)
     for path in (
         "fp4_gemm_nt",
+        "m_grouped_fp4_gemm_nt_contiguous",
+        "m_grouped_fp4_gemm_nt_masked",
+        "k_grouped_fp4_gemm_nt_contiguous",
+        "cublaslt_nvfp4_gemm_nt",
         "get_mqa_logits_metadata",
         "get_sparse_mqa_logits_metadata",
         "get_paged_sparse_mqa_logits_metadata",
@@ -134,6 +139,8 @@ _REFUSED = [
         "fp8_fp4_paged_sparse_mqa_logits",
         "mega_mhc",
         "bf16_mega_gate",
+        "get_bf16_mega_gate_config",
+        "get_block_m_for_mega_moe",
         "transform_weights_for_mega_moe",
         "fp8_fp4_mega_moe",
         "bf16_mega_moe",

@@ -62,6 +62,18 @@ def megatron_scales_the_weight_gradient(device: str) -> None:
     check(d, expected)
 
 
+def muon_orthogonalises_an_update(device: str) -> None:
+    """A step of Newton and Schulz on a batch of weights: X X^T, and its product with X, as DeepGEMM 2.8 names them."""
+    x = make(2, 128, K, device=device)
+    gram, update = (torch.empty(2, 128, n, dtype=torch.bfloat16, device=device) for n in (128, K))
+    deep_gemm.batched_syrk(x, gram)
+    check(gram, x.double() @ x.double().mT)
+    deep_gemm.batched_symm(gram, x, update)
+    check(update, gram.double() @ x.double())
+    deep_gemm.batched_syrk(x[0], gram[0])
+    check(gram[0], x[0].double() @ x[0].double().mT)
+
+
 def prime_rl_divides_k_by_what_the_device_says(device: str) -> None:
     """FP8 weight gradients of experts: matrices in blocks of memory, scales side by side. The host knows the sum of K
     alone.

@@ -293,6 +293,28 @@ def list_vendor(op: Op) -> list[OpCall]:
     return [OpCall(op.name, "plain", "vendor", partial(_make_dense, op), lambda f, x: write(f, x, M, N))]
 
 
+def list_symmetric(op: Op) -> list[OpCall]:
+    """Return products of symmetric matrices, of a batch and of one; the kernels are the vendor's, too."""
+    return [
+        OpCall(op.name, what, "vendor", partial(_make_symmetric, op, batch), _run_symmetric)
+        for what, batch in (("batch", (3,)), ("one", ()))
+    ]
+
+
+def _make_symmetric(op: Op, batch: tuple[int, ...]) -> Operands:
+    if op.name == "batched_syrk":
+        return {"a": normal(*batch, M, K)}
+    a = normal(*batch, M, M)
+    return {"a": a + a.mT, "b": normal(*batch, M, N)}
+
+
+def _run_symmetric(function: Callable, operands: Operands) -> Outputs:
+    a = operands["a"]
+    d = nan(a, *a.shape[:-1], operands["b"].shape[-1] if "b" in operands else a.shape[-2])
+    function(*operands.values(), d)
+    return (d,)
+
+
 def list_hc_prenorm(op: Op) -> list[OpCall]:
     """Return products with and without slices of K, of a K that one launch does not add up, and one whose columns need
     two tiles.
@@ -329,6 +351,8 @@ MAKERS: dict[str, Callable[[Op], list[OpCall]]] = {
     "fp8_einsum": list_fp8_einsum,
     "hc_prenorm": list_hc_prenorm,
     "vendor": list_vendor,
+    "syrk": list_symmetric,
+    "symm": list_symmetric,
 }
 
 

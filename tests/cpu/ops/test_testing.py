@@ -3,6 +3,7 @@
 import importlib
 import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch.multiprocessing
 import deep_gemm
 from deep_gemm import testing, utils
 from deep_gemm.errors import ArgumentError, DeviceError
-from deep_gemm.testing.bench import bench, bench_kineto
+from deep_gemm.testing.bench import bench, bench_kineto, drop_flushes, list_kernels
 from deep_gemm.utils.dist import uneven_all_gather
 
 
@@ -111,7 +112,7 @@ def calls(monkeypatch):
 
     class Profiler:
         def __init__(self, **options):
-            self.key_averages = list
+            self.events = list
 
         def __enter__(self):
             return self
@@ -137,6 +138,34 @@ def test_a_kernel_that_did_not_run_takes_no_time(calls):
     options = {"suppress_kineto_output": True, "barrier": lambda: calls.append("barrier")}
     assert bench_kineto(lambda: calls.append("fn"), ("gemm", "x"), num_tests=2, **options) == (0.0, 0.0)
     assert calls == ["sleep", "barrier", "fn"] * 4
+
+
+def test_what_empties_the_l2_is_no_kernel_of_a_call():
+    """Its sum is a kernel named "reduce", which bench_kineto(..., "reduce") took for one of the call."""
+    flush, name = ["Memset", "reduce_kernel<long>"], "reduce_kernel<long>"
+    once = [("Memset", 1.0), (name, 130.0), ("gemm", 20.0)]
+    assert drop_flushes(once * 3, flush, 3) == [("gemm", 20.0)] * 3
+    twice = [*once, (name, 5.0)]
+    assert drop_flushes(twice * 3, flush, 3) == [("gemm", 20.0), (name, 5.0)] * 3
+    assert drop_flushes(once, [], 1) == once and drop_flushes([], flush, 3) == []
+
+
+def test_kernels_are_what_ran_on_the_gpu_in_order():
+    gpu, cpu = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
+    events = [
+        SimpleNamespace(
+            name=name,
+            device_type=device,
+            self_device_time_total=time,
+            time_range=SimpleNamespace(start=start),
+            is_user_annotation=is_note,
+        )
+        for name, device, time, start, is_note in (
+            ("b", gpu, 2.0, 9, False), ("a", gpu, 1.0, 3, False), ("step", gpu, 7.0, 0, True),
+            ("aten::mm", cpu, 3.0, 1, False), ("nothing", gpu, 0.0, 2, False),
+        )
+    ]  # fmt: skip
+    assert list_kernels(events) == [("a", 1.0), ("b", 2.0)]
 
 
 @pytest.mark.parametrize("path", [None, "trace.json"])
