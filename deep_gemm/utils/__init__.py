@@ -1,7 +1,7 @@
 """Helpers under the names that callers of DeepGEMM import from `deep_gemm.utils` and its submodules."""
 
 from deep_gemm.utils import dist, layout, math
-from deep_gemm.utils.dist import init_dist, uneven_all_gather
+from deep_gemm.utils.dist import dist_print, init_dist, uneven_all_gather
 from deep_gemm.utils.layout import (
     get_k_alignment_for_contiguous_layout,
     get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
@@ -38,6 +38,7 @@ __all__ = [
     "ceil_div",
     "ceil_to_ue8m0",
     "dist",
+    "dist_print",
     "get_k_alignment_for_contiguous_layout",
     "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
     "get_m_alignment_for_contiguous_layout",

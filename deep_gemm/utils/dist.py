@@ -7,6 +7,9 @@ import torch.distributed as distributed
 
 _DEFAULT_ADDRESS, _DEFAULT_PORT = "127.0.0.1", 8361
 
+#: Which of its machine's processes this is: what init_dist was told.
+_local_rank = 0
+
 
 def init_dist(local_rank: int, num_local_ranks: int) -> tuple[int, int, distributed.ProcessGroup]:
     """Join the default process group over NCCL and use GPU `local_rank` from now on.
@@ -16,6 +19,8 @@ def init_dist(local_rank: int, num_local_ranks: int) -> tuple[int, int, distribu
 
     Returns: (rank, number of ranks, a group of all of them).
     """
+    global _local_rank
+    _local_rank = local_rank
     address, port = os.environ.get("MASTER_ADDR", _DEFAULT_ADDRESS), int(os.environ.get("MASTER_PORT", _DEFAULT_PORT))
     world_size = int(os.environ.get("WORLD_SIZE", 1)) * num_local_ranks
     torch.cuda.set_device(local_rank)
@@ -28,6 +33,13 @@ def init_dist(local_rank: int, num_local_ranks: int) -> tuple[int, int, distribu
         device_id=torch.device("cuda", local_rank),
     )
     return distributed.get_rank(), distributed.get_world_size(), distributed.new_group(list(range(world_size)))
+
+
+def dist_print(text: str = "", once_in_node: bool = False) -> None:
+    """Print a line on every rank, or with `once_in_node` on local rank 0 of each machine, and wait until all have."""
+    if not once_in_node or _local_rank == 0:
+        print(text, flush=True)
+    distributed.barrier()
 
 
 def uneven_all_gather(

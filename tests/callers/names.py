@@ -25,6 +25,7 @@ _MODULES = [
     for path in (
         "utils.layout",
         "utils.math",
+        "utils.dist.dist_print",
         "utils.dist.init_dist",
         "utils.dist.uneven_all_gather",
         "testing.numeric",

@@ -13,6 +13,7 @@ import deep_gemm
 from deep_gemm import testing, utils
 from deep_gemm.errors import ArgumentError, DeviceError
 from deep_gemm.testing.bench import bench, bench_kineto, drop_flushes, list_kernels
+from deep_gemm.utils import dist
 from deep_gemm.utils.dist import uneven_all_gather
 
 
@@ -172,6 +173,17 @@ def test_kernels_are_what_ran_on_the_gpu_in_order():
 def test_a_trace_is_written_after_all_calls_where_one_is_asked_for(calls, path):
     assert bench_kineto(lambda: calls.append("fn"), "gemm", num_tests=1, trace_path=path) == 0.0
     assert calls == ["fn", "fn", *(["trace trace.json"] if path else [])]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_line_for_each_rank_or_for_each_machine(monkeypatch, capsys, rank):
+    waits = []
+    monkeypatch.setattr(dist, "_local_rank", rank)
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: waits.append(capsys.readouterr().out))
+    dist.dist_print("from each")
+    dist.dist_print("once", once_in_node=True)
+    utils.dist_print()
+    assert waits == ["from each\n", "once\n" if rank == 0 else "", "\n"]
 
 
 def gather(rank: int, port: int) -> None:
