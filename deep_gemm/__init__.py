@@ -48,6 +48,7 @@ from deep_gemm.mega import (
     fp4_fp4_mega_moe,
     fp8_fp4_mega_moe,
     fp8_mega_moe,
+    fp8_mega_moe_sm90,
     get_symm_buffer_for_mega_moe,
     get_symm_buffer_for_sm90_mega_moe,
     mega_moe_pre_dispatch_sm90,
@@ -56,6 +57,7 @@ from deep_gemm.mega import (
 )
 from deep_gemm.packing import ceil_to_ue8m0, pack_ue8m0_to_int, unpack_ue8m0_from_int
 from deep_gemm.policy import (
+    get_batch_invariant,
     get_deterministic_algorithms,
     set_block_size_multiple_of,
     set_ignore_compile_dims,
@@ -90,7 +92,9 @@ __all__ = [
     "fp4_fp4_mega_moe",
     "fp8_fp4_mega_moe",
     "fp8_mega_moe",
+    "fp8_mega_moe_sm90",
     "get_analytic_config",
+    "get_batch_invariant",
     "get_best_config",
     "get_candidates",
     "get_compile_mode",

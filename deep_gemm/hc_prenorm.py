@@ -13,12 +13,12 @@ import torch
 from deep_gemm import _C, environment, planned
 from deep_gemm.arguments import check_integer
 from deep_gemm.errors import DeviceError, DtypeError, LayoutError, ShapeError
+from deep_gemm.memory import find_address, overlaps, shares_memory, writing
 from deep_gemm.operands import check_tensor, check_written, is_fake, record
 from deep_gemm.planned import KernelOf, Launch, Memory, argument, memory
 from deep_gemm.quantize import ceil_div
 from deep_gemm.recorded_calls import K_UNIT, PrenormCall
 from deep_gemm.recorded_calls import record as record_call
-from deep_gemm.vendor import find_address, overlaps, shares_memory, writing
 
 #: The name of the op.
 NAME = "tf32_hc_prenorm_gemm"

@@ -142,6 +142,7 @@ def transform_sf_into_required_layout(
     disable_ue8m0_cast: bool = False,
     *,
     target: str | None = None,
+    psum_layout: None = None,
 ) -> torch.Tensor:
     """Return scales in the layout that kernels prefer: FP32 for those of SM90, or packed UE8M0 for those of SM100.
 
@@ -153,11 +154,14 @@ def transform_sf_into_required_layout(
         disable_ue8m0_cast: accepted for compatibility; scales stay FP32 on SM90.
         target: None for SM90, where gran_k is 128 and gran_mn 1 or 128. "ue8m0" for SM100, where gran_k may be 32 as
             well: takes mn, and int32 scales that are packed already.
+        psum_layout: None; the kernels that skip rows between groups are for SM100.
 
     Returns: MN-major TMA-aligned scales, whose values never change, for granularity 1, and sf itself for blocks of 128.
         Packed: int32 [mn, ceil(k / (4 * gran_k))], likewise MN-major, one row for each row of the operand.
     Raises: ArgumentError for an unknown recipe or target, ShapeError, DtypeError.
     """
+    if psum_layout is not None:
+        raise ArgumentError(f"psum_layout = {shorten(psum_layout)}: SM100 only; pass None, which transforms all rows.")
     made = _transform(sf, mn, k, recipe, num_groups, is_sfa, target)
     if made is not NotImplemented:
         return made

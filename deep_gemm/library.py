@@ -22,7 +22,7 @@ from deep_gemm.ops import FUNCTIONS, OPS, Op
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 #: Name -> the checks of an op without a kind that need no memory: its fake implementation.
-_CHECKS = {**hc_prenorm.CHECKS, **vendor.CHECKS}
+_CHECKS: dict[str, Callable] = {**hc_prenorm.CHECKS, **vendor.CHECKS}
 
 #: The namespace of the ops in torch.ops.
 NAMESPACE = "deep_gemm_tuned"

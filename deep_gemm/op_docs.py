@@ -294,12 +294,12 @@ _TEMPLATES = {
         formula="d = {a} @ {b} + c",
     ),
     "syrk": _Template(
-        purpose="a matrix, or each of a batch, with its transpose, by cuBLASLt, as Muon needs it",
+        purpose="a matrix, or each of a batch, with its transpose, by the vendor's library, as Muon needs it",
         shapes=("m, k", "", "", "", "m, m"),
         formula="d = A @ A.mT",
     ),
     "symm": _Template(
-        purpose="a symmetric matrix, or each of a batch, with another, by cuBLASLt",
+        purpose="a symmetric matrix, or each of a batch, with another, by the vendor's library",
         shapes=("m, m", "", "n, m", "", "m, n"),
         formula="d = A @ B",
     ),

@@ -92,25 +92,32 @@ class Op:
         return f"({', '.join(texts)}) -> {'Tensor' if self.returns_tensor else '()'}"
 
 
+def _by_position(parameters: tuple[Parameter, ...], names: str) -> tuple[Parameter, ...]:
+    """Return the parameters with those of these names as ones that need not be named."""
+    return tuple(replace(one, is_keyword_only=False) if one.name in names.split() else one for one in parameters)
+
+
 _FP8_OPTIONS = "recipe compiled_dims disable_ue8m0_cast"
 _OWN_RECIPES = "recipe_a recipe_b"
 _OVERLAP = "enable_overlap max_block_n signal"
 _DENSE = {
     "fp8": take(f"a b d c {_FP8_OPTIONS} alpha beta {_OWN_RECIPES} epilogue stream"),
-    "bf16": take("a b d c compiled_dims alpha beta epilogue stream"),
+    "bf16": _by_position(take("a b d c compiled_dims alpha beta epilogue stream"), "alpha"),
 }
 _PSUM = "use_psum_layout ensure_zero_padding expected_m_for_psum_layout"
 _CONTIGUOUS = {
     "fp8": take(f"a b d m_indices {_FP8_OPTIONS} {_OWN_RECIPES} {_PSUM} epilogue stream"),
-    "bf16": take(f"a b d m_indices compiled_dims {_PSUM} epilogue stream"),
+    "bf16": _by_position(take(f"a b d m_indices compiled_dims {_PSUM} epilogue stream"), _PSUM),
 }
 _MASKED = {
     "fp8": take(f"a b d masked_m expected_m {_FP8_OPTIONS} {_OWN_RECIPES} {_OVERLAP} epilogue stream"),
     "bf16": take(f"a b d masked_m expected_m compiled_dims {_OVERLAP} epilogue stream"),
 }
 _K_GROUPED = {
-    "fp8": take("a b d ks ks_tensor c recipe compiled_dims use_psum_layout epilogue stream", recipe=(1, 1, 128)),
-    "bf16": take("a b d ks ks_tensor c compiled_dims use_psum_layout epilogue stream"),
+    "fp8": _by_position(
+        take("a b d ks ks_tensor c recipe compiled_dims use_psum_layout epilogue stream", recipe=(1, 1, 128)), _PSUM
+    ),
+    "bf16": _by_position(take("a b d ks ks_tensor c compiled_dims use_psum_layout epilogue stream"), _PSUM),
 }
 
 
@@ -223,11 +230,13 @@ def _list_fp8_or_fp4(ops: list[Op]) -> list[Op]:
 
 
 def _put_own_recipes_first(parameters: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
-    """Return the order of those names: recipe_a and recipe_b come after recipe and need not be named."""
-    own = [replace(one, is_keyword_only=False) for one in parameters if one.name in _OWN_RECIPES.split()]
+    """Return the order of those names, in which recipe_a and recipe_b come after recipe, and no parameter of DeepGEMM
+    need be named.
+    """
+    own = [one for one in parameters if one.name in _OWN_RECIPES.split()]
     others = [one for one in parameters if one.name not in _OWN_RECIPES.split()]
     position = [one.name for one in others].index("recipe") + 1
-    return (*others[:position], *own, *others[position:])
+    return _by_position((*others[:position], *own, *others[position:]), f"{_OWN_RECIPES} {_PSUM} alpha")
 
 
 def _list_vendor() -> list[Op]:

@@ -6,6 +6,9 @@ from deep_gemm import _C
 from deep_gemm.arguments import check_bool, shorten, to_integer
 from deep_gemm.errors import ArgumentError
 
+#: The setting under the name that callers probe: what it returns can be given back to set_batch_invariant.
+get_batch_invariant = _C.is_batch_invariant
+
 
 def use_deterministic_algorithms(is_enabled: bool) -> None:
     """Let a row of D not depend on m, bit for bit: set_batch_invariant(True).

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from deep_gemm import reference, vendor
+from deep_gemm import memory, reference, vendor
 from deep_gemm.errors import ArgumentError
 
 
@@ -117,7 +117,7 @@ def _as_plain_tensors(d: torch.Tensor) -> Iterator[None]:
     """Let torch write `d` without recording a graph, and take subclasses of Tensor, of which two in one call would
     refuse each other, for what they hold.
     """
-    with torch._C.DisableTorchFunctionSubclass(), vendor.writing(d):
+    with torch._C.DisableTorchFunctionSubclass(), memory.writing(d):
         yield
 
 

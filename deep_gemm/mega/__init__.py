@@ -22,6 +22,7 @@ _PURPOSE = "a mixture-of-experts layer in one kernel"
 _INSTEAD = "use fp8_mega_moe, or the m_grouped ops, one for each product of the layer"
 
 SM90SymmBuffer = SymmBuffer
+fp8_mega_moe_sm90 = fp8_mega_moe
 get_symm_buffer_for_sm90_mega_moe = get_symm_buffer_for_mega_moe
 transform_weights_for_mega_moe = make_refusal("transform_weights_for_mega_moe", _PURPOSE, _INSTEAD)
 fp8_fp4_mega_moe = make_refusal("fp8_fp4_mega_moe", _PURPOSE, _INSTEAD)
@@ -35,6 +36,7 @@ __all__ = [
     "fp4_fp4_mega_moe",
     "fp8_fp4_mega_moe",
     "fp8_mega_moe",
+    "fp8_mega_moe_sm90",
     "get_symm_buffer_for_mega_moe",
     "get_symm_buffer_for_sm90_mega_moe",
     "mega_moe_pre_dispatch_sm90",

@@ -45,8 +45,9 @@ class SymmBuffer:
         num_max_tokens_per_rank: room for so many tokens of this GPU.
         num_topk: choices of a token, at most 32.
         hidden, intermediate_hidden: features of a token and inside an expert, multiples of 128.
-        use_fp8_dispatch, activation, num_shared_experts, mma_type: what other kernels have; True, "swiglu", 0 and None
-            or "fp8xfp8" here.
+        use_fp8_dispatch, activation, num_shared_experts, mma_type: what other kernels have; True, "swiglu", 0 and None,
+            "fp8xfp8" or "fp8xfp4" here. The latter is what callers pass by default, and says on SM90 that tokens are
+            FP8, as for DeepGEMM: weights are FP8, too.
         device: of the memory; by default the current GPU, or the CPU where there is none.
         timeout_s: the seconds after which a GPU that waits for the others gives up with an error; None waits for ever.
             Graphs keep what it was when they were captured. On the CPU the group's own limit holds.
@@ -274,7 +275,7 @@ def _check_form(use_fp8_dispatch: Any, activation: Any, num_shared_experts: Any,
     """Refuse what other kernels have."""
     wanted = {
         "use_fp8_dispatch": (use_fp8_dispatch, (True, None)), "activation": (activation, ("swiglu",)),
-        "num_shared_experts": (num_shared_experts, (0,)), "mma_type": (mma_type, (None, "fp8xfp8")),
+        "num_shared_experts": (num_shared_experts, (0,)), "mma_type": (mma_type, (None, "fp8xfp8", "fp8xfp4")),
     }  # fmt: skip
     for name, (value, allowed) in wanted.items():
         if type(value) not in (bool, int, str, type(None)) or value not in allowed:

@@ -20,12 +20,12 @@ from deep_gemm.layout import get_mk_alignment_for_contiguous_layout
 from deep_gemm.mega import dispatch
 from deep_gemm.mega.buffer import FILLED, MADE, SymmBuffer, count_expected_rows, count_rows, count_tokens_at_once
 from deep_gemm.mega.operands import Weight, check_weights, with_row_scales
+from deep_gemm.memory import overlaps, shares_memory, writing
 from deep_gemm.operands import check_plain, check_tensor, check_written
 from deep_gemm.ops import FUNCTIONS
 from deep_gemm.planned import KernelOf
 from deep_gemm.quantize import SCALE_BLOCK, check_limit, swiglu_per_token_cast_to_fp8
 from deep_gemm.recorded_calls import ExpertLayer, SwigluCast, record
-from deep_gemm.vendor import overlaps, shares_memory, writing
 
 RECIPE = (SCALE_BLOCK,) * 3
 #: BF16 numbers in 16 bytes.

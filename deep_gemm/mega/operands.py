@@ -10,9 +10,9 @@ from deep_gemm.arguments import check_integer, shorten
 from deep_gemm.cast_kernels import RUN
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
 from deep_gemm.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.memory import writing
 from deep_gemm.operands import check_plain, check_tensor
 from deep_gemm.quantize import SCALE_BLOCK, per_token_cast_to_fp8
-from deep_gemm.vendor import writing
 
 #: FP8 numbers and their scales, one for a block of 128 x 128.
 Weight = tuple[torch.Tensor, torch.Tensor]

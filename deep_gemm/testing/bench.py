@@ -60,7 +60,8 @@ def bench_kineto(
             the names of all products, and in those of no pass before or behind one.
         suppress_kineto_output: silence the profiler's own messages.
         trace_path: where to write a Chrome trace, if anywhere.
-        flush_l2: read a buffer larger than the L2 before each call (clean and cold, as for a weight not used before).
+        flush_l2: read a buffer larger than the L2 before each call (clean and cold, as for a weight not used before);
+            the kernels that read are not counted.
         with_multiple_kernels: a name may match several kernels of a call; their times are added up.
         barrier: called before each call, after work that keeps the GPU busy for about 10 ms, so that the kernels of
             several ranks start together however far apart their hosts are.
@@ -78,7 +79,7 @@ def bench_kineto(
         profiler = _profile(_prepare(fn, barrier, flush), num_tests)
     if trace_path is not None:
         profiler.export_chrome_trace(trace_path)
-    kernels = drop_flushes(list_kernels(profiler.events()), own, num_tests)
+    kernels = drop_flushes(list_kernels(profiler.events()), own, num_tests, names)
     seconds = tuple(kernel_seconds(kernels, name, num_tests, with_multiple_kernels) for name in names)
     return seconds[0] if isinstance(kernel_names, str) else seconds
 
@@ -98,20 +99,30 @@ def _list_names(kernel_names: object) -> tuple[str, ...]:
 
 
 def list_kernels(events: Iterable) -> list[tuple[str, float]]:
-    """Return (name, microseconds) of what ran on the GPU, in order of its start, from the profiler's events."""
+    """Return (name, microseconds) of what ran on the GPU, in the order of launches, from the profiler's events."""
     ran = [event for event in events if event.device_type != torch.autograd.DeviceType.CPU]
     timed = [event for event in ran if event.self_device_time_total > 0 and not event.is_user_annotation]
-    return [(event.name, event.self_device_time_total) for event in sorted(timed, key=lambda e: e.time_range.start)]
+    timed.sort(key=lambda event: (event.id, event.time_range.start))  # the id is of the launch, one for a whole graph
+    return [(event.name, event.self_device_time_total) for event in timed]
 
 
-def drop_flushes(kernels: list[tuple[str, float]], flush: list[str], num_tests: int) -> list[tuple[str, float]]:
-    """Return the kernels of `num_tests` equal calls without those that empty the L2 before each, named in `flush`. A
-    call may run some of the same name, behind them.
+def drop_flushes(
+    kernels: list[tuple[str, float]], flush: list[str], num_tests: int, names: tuple[str, ...]
+) -> list[tuple[str, float]]:
+    """Return the kernels of `num_tests` equal calls without those of `flush`, which empty the L2 before each, as far as
+    `names` ask for them. A call may run some of the same name, behind them.
+
+    Raises: ArgumentError where the calls run several numbers of these, so that they cannot be told apart.
     """
     dropped: set[int] = set()
-    for name in set(flush):
+    for name in {key for key in flush if any(part in key for part in names)}:
         places = [i for i, (key, _) in enumerate(kernels) if key == name]
-        in_a_call = max(len(places) // num_tests, 1)
+        in_a_call, rest = divmod(len(places), num_tests)
+        if rest or in_a_call < flush.count(name):
+            raise ArgumentError(
+                f"kernel_names = {shorten(names)}: {name} also empties the L2, and calls run it a varying number of"
+                " times; narrow the names, or pass flush_l2=False."
+            )
         dropped.update(place for i, place in enumerate(places) if i % in_a_call < flush.count(name))
     return [kernel for i, kernel in enumerate(kernels) if i not in dropped]
 

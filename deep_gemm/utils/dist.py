@@ -5,10 +5,12 @@ import os
 import torch
 import torch.distributed as distributed
 
+from deep_gemm.errors import ArgumentError
+
 _DEFAULT_ADDRESS, _DEFAULT_PORT = "127.0.0.1", 8361
 
-#: Which of its machine's processes this is: what init_dist was told.
-_local_rank = 0
+#: Which of its machine's processes this is: what init_dist was told, or else the launcher's LOCAL_RANK.
+_local_rank: int | None = None
 
 
 def init_dist(local_rank: int, num_local_ranks: int) -> tuple[int, int, distributed.ProcessGroup]:
@@ -20,7 +22,6 @@ def init_dist(local_rank: int, num_local_ranks: int) -> tuple[int, int, distribu
     Returns: (rank, number of ranks, a group of all of them).
     """
     global _local_rank
-    _local_rank = local_rank
     address, port = os.environ.get("MASTER_ADDR", _DEFAULT_ADDRESS), int(os.environ.get("MASTER_PORT", _DEFAULT_PORT))
     world_size = int(os.environ.get("WORLD_SIZE", 1)) * num_local_ranks
     torch.cuda.set_device(local_rank)
@@ -32,13 +33,19 @@ def init_dist(local_rank: int, num_local_ranks: int) -> tuple[int, int, distribu
         rank=int(os.environ.get("RANK", 0)) * num_local_ranks + local_rank,
         device_id=torch.device("cuda", local_rank),
     )
+    _local_rank = local_rank
     return distributed.get_rank(), distributed.get_world_size(), distributed.new_group(list(range(world_size)))
 
 
-def dist_print(text: str = "", once_in_node: bool = False) -> None:
-    """Print a line on every rank, or with `once_in_node` on local rank 0 of each machine, and wait until all have."""
-    if not once_in_node or _local_rank == 0:
-        print(text, flush=True)
+def dist_print(s: str = "", once_in_node: bool = False) -> None:
+    """Print the line `s` on every rank, or with `once_in_node` on local rank 0 of each machine, and wait until all
+    have. Raises: ArgumentError without a process group, before anything is printed.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise ArgumentError("dist_print(): there is no process group, whose ranks it waits for; call init_dist before.")
+    local_rank = int(os.environ.get("LOCAL_RANK", 0)) if _local_rank is None else _local_rank
+    if not once_in_node or local_rank == 0:
+        print(s, flush=True)
     distributed.barrier()
 
 

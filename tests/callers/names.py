@@ -25,7 +25,6 @@ _MODULES = [
     for path in (
         "utils.layout",
         "utils.math",
-        "utils.dist.dist_print",
         "utils.dist.init_dist",
         "utils.dist.uneven_all_gather",
         "testing.numeric",
@@ -35,13 +34,14 @@ _MODULES = [
         "__version__",
         "__path__",
     )
-]
+] + [_take("utils.dist.dist_print", "s once_in_node")]
 _DENSE = [
     *(_take(f"fp8_gemm_{layout}", f"c {_FP8} epilogue alpha") for layout in _LAYOUTS),
     *(_take(f"fp8_fp4_gemm_{layout}", f"c {_FP8} epilogue alpha") for layout in _LAYOUTS),
     *(_take(f"bf16_gemm_{layout}", "c compiled_dims epilogue alpha") for layout in _LAYOUTS),
     *(_take(f"cublaslt_gemm_{layout}", "c") for layout in _LAYOUTS),
-    *(_take(name, "a d") for name in ("batched_syrk", "batched_symm")),
+    _take("batched_syrk", "a d"),
+    _take("batched_symm", "a b d"),
     _take("fp8_gemm_nt_skip_head_mid", "head_splits disable_ue8m0_cast epilogue"),
 ]
 _GROUPED = [
@@ -98,6 +98,8 @@ _SWITCHES = [
         "set_block_size_multiple_of",
         "use_deterministic_algorithms",
         "get_deterministic_algorithms",
+        "set_batch_invariant",
+        "get_batch_invariant",
         "get_compile_mode",
         "set_compile_mode",
     )

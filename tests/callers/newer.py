@@ -1,6 +1,7 @@
 """Calls of names and keywords of newer releases: attention, psum groups, einsum."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import torch
@@ -43,6 +44,25 @@ def upstream_passes_the_ends_of_k(device: str) -> None:
     deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, ends, c=d, use_psum_layout=True)
     for group, (start, end) in enumerate(((0, 128), (128, 384))):
         check(d[group], a[start:end].double().T @ b[start:end].double())
+
+
+def upstream_names_no_argument(device: str) -> None:
+    """All by position, as the signatures of 2.8 allow."""
+    a, b, d = make(128, K, device=device), make(N, K, device=device), make(128, N, device=device)
+    deep_gemm.bf16_gemm_nt(a, b, d, None, "nk", 0.5)
+    check(d, 0.5 * (a.double() @ b.double().T))
+    fp8_a, fp8_b, exact = per_row(a), per_block(b), restore(per_row(a)) @ restore(per_block(b)).T
+    deep_gemm.fp8_fp4_gemm_nt(fp8_a, fp8_b, d, None, None, (1, 128), (128, 128), "nk", False, None)
+    check(d, exact)
+    ends = torch.tensor([100], dtype=torch.int32, device=device)
+    deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, b[None], d, ends, "nk", True, True, None)
+    check(d[:100], a[:100].double() @ b.double().T)
+    groups = (fp8_b[0][None], fp8_b[1][None])
+    deep_gemm.m_grouped_fp8_fp4_gemm_nt_contiguous(
+        fp8_a, groups, d, ends, None, None, None, "nk", False, True, True, 100
+    )
+    check(d[:100], exact[:100])
+    assert not d[100:].any()
 
 
 def upstream_multiplies_by_expression(device: str) -> None:
@@ -240,7 +260,7 @@ def sglang_runs_experts_across_gpus(device: str) -> None:
     ids = torch.tensor([[0, 3], [1, -1], [2, 3], [3, 0], [-1, -1]], dtype=torch.int32, device=device)
     with group_of_one() as group:
         buffer = deep_gemm.get_symm_buffer_for_mega_moe(
-            group, experts, 16, top_k, hidden, width, use_fp8_dispatch=True, activation="swiglu"
+            group, experts, 16, top_k, hidden, width, num_shared_experts=0, mma_type="fp8xfp4", activation="swiglu"
         )
         for count, first in ((tokens, l1), (tokens, (l1[0], scales[0])), (0, l1)):
             deep_gemm.mega_moe_pre_dispatch_sm90(
@@ -255,12 +275,36 @@ def sglang_runs_experts_across_gpus(device: str) -> None:
         buffer.destroy()
 
 
-def multiply_chosen(x, ids, weights, gate_up, down) -> torch.Tensor:
+def vllm_runs_experts_across_gpus(device: str) -> None:
+    """Its layer fills the buffer itself, and counts the rows of each expert."""
+    experts, hidden, width, top_k, tokens = 4, 256, 128, 2, 5
+    w13, w2 = (per_block(make(experts, *shape, device=device)) for shape in ((2 * width, hidden), (hidden, width)))
+    l1, l2 = deep_gemm.transform_weights_for_mega_moe_sm90(w13, w2)
+    x, weights = make(tokens, hidden, device=device), make(tokens, top_k, device=device, dtype=torch.float32)
+    ids = torch.tensor([[0, 3], [1, -1], [2, 3], [3, 0], [-1, -1]], device=device)
+    stats = torch.zeros(experts, dtype=torch.int32, device=device)
+    with group_of_one() as group:
+        buffer = deep_gemm.get_symm_buffer_for_sm90_mega_moe(group, experts, 16, top_k, hidden, width)
+        for step in (1, 2):
+            places = (buffer.x, buffer.x_sf, buffer.topk_idx, buffer.topk_weights)
+            for place, given in zip(places, (*per_row(x), ids, weights), strict=True):
+                place[:tokens].copy_(given)
+            y = torch.empty(tokens, hidden, dtype=torch.bfloat16, device=device)
+            deep_gemm.fp8_mega_moe_sm90(
+                y, l1, l2, buffer, cumulative_local_expert_recv_stats=stats, activation_clamp=10.0, fast_math=True
+            )
+            check(y, multiply_chosen(x, ids, weights, restore(w13), restore(w2), clamp=10.0), 1e-3)
+            assert stats.tolist() == [2 * step, step, step, 3 * step]
+        buffer.destroy()
+
+
+def multiply_chosen(x, ids, weights, gate_up, down, clamp: float = math.inf) -> torch.Tensor:
     """Return the sums of every token's experts in FP64, of unquantised activations."""
     rows, sums = restore(per_row(x)) if len(x) else x.double(), torch.zeros(x.shape, device=x.device).double()
     for token, choice in torch.nonzero(ids[: len(x)] >= 0).tolist():
         expert = ids[token, choice]
         gate, up = (gate_up[expert] @ rows[token]).chunk(2)
+        gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
         sums[token] += weights[token, choice] * (down[expert] @ (torch.nn.functional.silu(gate) * up))
     return sums
 
@@ -269,6 +313,7 @@ PROGRAMS = (
     vllm_passes_the_ends_of_groups,
     transformers_says_that_groups_have_no_ends,
     upstream_passes_the_ends_of_k,
+    upstream_names_no_argument,
     upstream_multiplies_by_expression,
     deepseek_v4_multiplies_fp8_by_expression,
     deepseek_v4_mixes_streams,
@@ -281,4 +326,5 @@ PROGRAMS = (
     sglang_names_the_granularity,
     transformers_packs_scales,
     sglang_runs_experts_across_gpus,
+    vllm_runs_experts_across_gpus,
 )

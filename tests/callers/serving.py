@@ -167,6 +167,18 @@ def sglang_counts_on_rows_that_do_not_depend_on_m(device: str) -> None:
         deep_gemm.use_deterministic_algorithms(before)
 
 
+def vllm_asks_whether_results_depend_on_m(device: str) -> None:
+    """Its batch-invariant mode needs both names, and that the getter says what the setter was told."""
+    setter, getter = (getattr(deep_gemm, f"{verb}_batch_invariant", None) for verb in ("set", "get"))
+    before = getter()
+    try:
+        setter(True)
+        assert getter() is True and deep_gemm.get_deterministic_algorithms()
+    finally:
+        setter(before)
+    assert getter() == before
+
+
 def sglang_prepares_scales(device: str) -> None:
     """One column of scales (K <= 128) has the strides of the layout, too."""
     for m, k in ((6, 128), (7, 384), (1, 512)):
@@ -236,6 +248,7 @@ PROGRAMS = (
     sglang_sends_rows_while_they_are_computed,
     sglang_falls_back_on_runtime_errors,
     sglang_counts_on_rows_that_do_not_depend_on_m,
+    vllm_asks_whether_results_depend_on_m,
     sglang_prepares_scales,
     lmdeploy_runs_a_layer,
     lmdeploy_runs_masked_experts,

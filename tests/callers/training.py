@@ -1,5 +1,7 @@
 """Megatron-LM, prime-rl and transformers: layers whose operands require gradients, and weight gradients."""
 
+import functools
+
 import torch
 
 import deep_gemm
@@ -93,6 +95,24 @@ def prime_rl_divides_k_by_what_the_device_says(device: str) -> None:
         check(d[group], restore(a[i]) @ restore(b[i]).T)
 
 
+def prime_kernels_multiplies_blocks_of_several_experts(device: str) -> None:
+    """Its groups lie close together. The rows of a block that are not of its first row's group are computed again, so
+    that they may hold anything here; the CPU, on which its other kernels do not run, refuses such groups.
+    """
+    counts = (130, 200, 54, 0, 100)
+    m_indices = torch.tensor([g for g, n in enumerate(counts) for _ in range(n)] + [-1] * 30, device=device).int()
+    a, b = per_row(make(len(m_indices), K, device=device)), per_block(make(len(counts), N, K, device=device))
+    d = torch.empty(len(m_indices), N, dtype=torch.bfloat16, device=device)
+    multiply = functools.partial(deep_gemm.m_grouped_fp8_gemm_nt_contiguous, (a[0], a[1].T.contiguous().T), b, d)
+    if device == "cpu":
+        expect_refusal(functools.partial(multiply, m_indices), "must be of one group")
+        return
+    multiply(m_indices)
+    blocks = m_indices.split(deep_gemm.get_mk_alignment_for_contiguous_layout())
+    is_first = torch.cat([block == block[0] for block in blocks]) & (m_indices >= 0)
+    check(d[is_first], multiply_groups(restore(a), restore(b), m_indices)[is_first])
+
+
 def transformers_runs_experts_of_any_number_of_rows(device: str) -> None:
     """Total rows are no multiple of the alignment; sentinels at the end are -1; weights are parameters in eval."""
     total = 300
@@ -122,7 +142,9 @@ PROGRAMS = (
     megatron_refuses_a_result_that_requires_grad,
     megatron_runs_grouped_experts_both_ways,
     megatron_scales_the_weight_gradient,
+    muon_orthogonalises_an_update,
     prime_rl_divides_k_by_what_the_device_says,
+    prime_kernels_multiplies_blocks_of_several_experts,
     transformers_runs_experts_of_any_number_of_rows,
     transformers_runs_bf16_experts,
 )

@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import deep_gemm
-from deep_gemm import vendor
+from deep_gemm import memory
 from deep_gemm.errors import ArgumentError, DeepGemmError, LayoutError
 
 BF16 = torch.bfloat16
@@ -163,4 +163,4 @@ def test_a_wrapper_is_named_for_our_ops_too():
      ((2, 3, 4), (12, 4, 1), False), ((2, 3, 4), (11, 4, 1), True), ((3, 4), (0, 1), True), ((1, 4), (0, 1), False)],
 )  # fmt: skip
 def test_elements_that_share_memory(shape, strides, is_shared):
-    assert vendor.shares_memory(torch.empty(64).as_strided(shape, strides)) is is_shared
+    assert memory.shares_memory(torch.empty(64).as_strided(shape, strides)) is is_shared

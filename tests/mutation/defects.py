@@ -307,9 +307,8 @@ DEFECTS: Defects = {
         ("    if len(content) > MAX_BYTES:\n", "    if False:\n"),
         ("(EVALUATION, OUT_OF_FOLD, UNCONFIRMED):  # last", "():  # last"),
     ],
-    ("deep_gemm/vendor.py", "tests/fault/test_vendor_arguments.py"): [
+    ("deep_gemm/memory.py", "tests/fault/test_vendor_arguments.py"): [
         ("        if stride < extent:\n", "        if False:\n"),
-        ("        _check_kind(name, tensor)\n", "        pass\n"),
         ("torch.inference_mode() if any(d.is_inference() for d in outputs) else torch.no_grad()", "torch.no_grad()"),
     ],
     ("deep_gemm/operands.py", "tests/cpu/ops/test_operands.py tests/fault/test_native_objects.py"): [

@@ -169,7 +169,7 @@ SIZES = {"num_experts": 4, "num_max_tokens_per_rank": 8, "num_topk": 2, "hidden"
         ({"num_max_tokens_per_rank": 0}, ArgumentError, "num_max_tokens_per_rank = 0"),
         ({"activation": "gelu"}, ArgumentError, "activation = 'gelu'"),
         ({"num_shared_experts": 1}, ArgumentError, "num_shared_experts = 1"),
-        ({"mma_type": "fp8xfp4"}, ArgumentError, "mma_type = 'fp8xfp4'"),
+        ({"mma_type": "fp4xfp4"}, ArgumentError, "mma_type = 'fp4xfp4': no layer of SM90 has it; pass None or"),
         ({"group": None}, ArgumentError, "group = None: must be a process group"),
     ],
 )

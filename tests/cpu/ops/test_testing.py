@@ -106,6 +106,10 @@ def test_a_variable_is_ignored_during_a_call(holds, monkeypatch):
     assert os.environ["DG_SOMETHING"] == "7"
 
 
+#: The module: its name in the package is that of a function, too.
+BENCH = importlib.import_module("deep_gemm.testing.bench")
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """Give bench_kineto a profiler that sees no kernel, as here without a GPU; returns what is called, in order."""
@@ -114,6 +118,12 @@ def calls(monkeypatch):
     class Profiler:
         def __init__(self, **options):
             self.events = list
+
+        def take(self):
+            """See what was called since the last step."""
+            seen = calls.copy()
+            calls.clear()
+            self.events = lambda: seen
 
         def __enter__(self):
             return self
@@ -131,8 +141,34 @@ def calls(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: calls.append("sleep"))
-    monkeypatch.setattr(importlib.import_module("deep_gemm.testing.bench"), "_make_flush_buffer", lambda: torch.ones(4))
+    monkeypatch.setattr(BENCH, "_make_flush_buffer", lambda: torch.ones(4))
     return calls
+
+
+def test_the_read_before_a_call_is_not_counted(calls, monkeypatch):
+    """Its sum is a kernel named "reduce", which bench_kineto(..., "reduce") took for one of the call."""
+    launches = iter(range(100))
+
+    def run(name, time):
+        number = next(launches)
+        place = SimpleNamespace(start=number)
+        gpu = torch.autograd.DeviceType.CUDA
+        calls.append(
+            SimpleNamespace(
+                name=name,
+                device_type=gpu,
+                self_device_time_total=time,
+                time_range=place,
+                is_user_annotation=False,
+                id=number,
+            )
+        )
+
+    monkeypatch.setattr(torch.profiler.profile, "step", lambda self: self.take())
+    monkeypatch.setattr(BENCH, "_make_flush_buffer", lambda: SimpleNamespace(sum=lambda: run(READ, 130.0)))
+    found = bench_kineto(lambda: (run("gemm", 20.0), run(READ, 4.0)), ("gemm", "reduce", "x"), num_tests=2)
+    assert found == pytest.approx((2e-5, 4e-6, 0.0))
+    assert bench_kineto(lambda: run("gemm", 20.0), "reduce", num_tests=3) == 0.0
 
 
 def test_a_kernel_that_did_not_run_takes_no_time(calls):
@@ -141,17 +177,36 @@ def test_a_kernel_that_did_not_run_takes_no_time(calls):
     assert calls == ["sleep", "barrier", "fn"] * 4
 
 
+FLUSH, READ = ["Memset", "reduce_kernel<long>"], "reduce_kernel<long>"
+ONCE = [("Memset", 1.0), (READ, 130.0), ("gemm", 20.0)]
+
+
 def test_what_empties_the_l2_is_no_kernel_of_a_call():
-    """Its sum is a kernel named "reduce", which bench_kineto(..., "reduce") took for one of the call."""
-    flush, name = ["Memset", "reduce_kernel<long>"], "reduce_kernel<long>"
-    once = [("Memset", 1.0), (name, 130.0), ("gemm", 20.0)]
-    assert drop_flushes(once * 3, flush, 3) == [("gemm", 20.0)] * 3
-    twice = [*once, (name, 5.0)]
-    assert drop_flushes(twice * 3, flush, 3) == [("gemm", 20.0), (name, 5.0)] * 3
-    assert drop_flushes(once, [], 1) == once and drop_flushes([], flush, 3) == []
+    names = ("reduce", "gemm")
+    assert drop_flushes(ONCE * 3, FLUSH, 3, names) == [("Memset", 1.0), ("gemm", 20.0)] * 3
+    assert drop_flushes(ONCE * 3, FLUSH, 3, ("Memset",)) == [(READ, 130.0), ("gemm", 20.0)] * 3
+    twice = [*ONCE, (READ, 5.0)]
+    assert drop_flushes(twice * 3, FLUSH, 3, ("",)) == [("gemm", 20.0), (READ, 5.0)] * 3
+    assert drop_flushes(ONCE, [], 1, names) == ONCE
 
 
-def test_kernels_are_what_ran_on_the_gpu_in_order():
+@pytest.mark.parametrize("kernels", [[], [*ONCE, *ONCE, (READ, 5.0), *ONCE], [*ONCE, *ONCE]], ids=len)
+def test_reads_that_cannot_be_told_from_the_calls_own_are_an_error(kernels):
+    """They were dropped, or counted, by a guess."""
+    with pytest.raises(ArgumentError, match="reduce_kernel<long> also empties the L2, .*; narrow the names, or pass"):
+        drop_flushes(kernels, FLUSH, 3, ("reduce",))
+    assert drop_flushes(kernels, FLUSH, 3, ("gemm",)) == kernels
+
+
+def test_events_of_the_profiler_have_what_is_asked_of_them():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        torch.mm(torch.ones(8, 8), torch.ones(8, 8))
+    events = profiler.events()
+    assert any(event.name == "aten::mm" for event in events) and list_kernels(events) == []
+    assert all(hasattr(event, name) for event in events for name in ("id", "time_range", "is_user_annotation"))
+
+
+def test_kernels_are_what_ran_on_the_gpu_in_the_order_of_launches():
     gpu, cpu = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
     events = [
         SimpleNamespace(
@@ -160,13 +215,14 @@ def test_kernels_are_what_ran_on_the_gpu_in_order():
             self_device_time_total=time,
             time_range=SimpleNamespace(start=start),
             is_user_annotation=is_note,
+            id=launch,
         )
-        for name, device, time, start, is_note in (
-            ("b", gpu, 2.0, 9, False), ("a", gpu, 1.0, 3, False), ("step", gpu, 7.0, 0, True),
-            ("aten::mm", cpu, 3.0, 1, False), ("nothing", gpu, 0.0, 2, False),
+        for name, device, time, start, is_note, launch in (
+            ("b", gpu, 2.0, 3, False, 7), ("a", gpu, 1.0, 9, False, 5), ("step", gpu, 7.0, 0, True, 0),
+            ("aten::mm", cpu, 3.0, 1, False, 1), ("nothing", gpu, 0.0, 2, False, 2), ("c", gpu, 4.0, 8, False, 7),
         )
     ]  # fmt: skip
-    assert list_kernels(events) == [("a", 1.0), ("b", 2.0)]
+    assert list_kernels(events) == [("a", 1.0), ("b", 2.0), ("c", 4.0)]  # a graph's kernels have one launch
 
 
 @pytest.mark.parametrize("path", [None, "trace.json"])
@@ -175,15 +231,34 @@ def test_a_trace_is_written_after_all_calls_where_one_is_asked_for(calls, path):
     assert calls == ["fn", "fn", *(["trace trace.json"] if path else [])]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_line_for_each_rank_or_for_each_machine(monkeypatch, capsys, rank):
+@pytest.mark.parametrize("rank, environment", [(0, None), (1, None), (None, "0"), (None, "1"), (None, None)])
+def test_a_line_for_each_rank_or_for_each_machine(monkeypatch, capsys, rank, environment):
     waits = []
     monkeypatch.setattr(dist, "_local_rank", rank)
+    monkeypatch.setenv("LOCAL_RANK", environment) if environment else monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(ArgumentError, match="there is no process group, .*; call init_dist before"):
+        dist.dist_print("too early")
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "barrier", lambda: waits.append(capsys.readouterr().out))
-    dist.dist_print("from each")
+    dist.dist_print(s="from each")
     dist.dist_print("once", once_in_node=True)
     utils.dist_print()
-    assert waits == ["from each\n", "once\n" if rank == 0 else "", "\n"]
+    assert waits == ["from each\n", "" if "1" in (str(rank), environment) else "once\n", "\n"]
+
+
+def test_who_prints_is_known_from_where_a_process_joined(monkeypatch):
+    joined = {}
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch, "set_default_device", lambda device: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda **options: joined.update(options))
+    for name in ("get_rank", "get_world_size", "new_group"):
+        monkeypatch.setattr(torch.distributed, name, lambda *ranks, name=name: (name, *ranks))
+    monkeypatch.setattr(dist, "_local_rank", None)
+    monkeypatch.setenv("RANK", "1"), monkeypatch.setenv("WORLD_SIZE", "2")
+    found = dist.init_dist(1, 4)
+    assert found == (("get_rank",), ("get_world_size",), ("new_group", list(range(8))))
+    assert (joined["rank"], joined["world_size"], dist._local_rank) == (5, 8, 1)
 
 
 def gather(rank: int, port: int) -> None:

@@ -238,7 +238,7 @@ WRONG = [
     ("bf16_gemm_nt", lambda a, b, d: (a, b, d[:-1]), {}, Exception, r"d.shape = \[19, 140\]: must be"),
     ("bf16_gemm_nt", lambda a, b, d: (a.float(), b, d), {}, Exception, "a.dtype = torch.float32: must be"),
     ("bf16_gemm_nt", lambda a, b, d: (a, b, d.requires_grad_()), {}, Exception, "d.requires_grad = True"),
-    ("cublaslt_gemm_nt", lambda a, b, d: (a, b, d[:-1]), {}, Exception, "must agree as"),
+    ("cublaslt_gemm_nt", lambda a, b, d: (a, b, d[:-1]), {}, Exception, "a must be .m, k., b .n, k. and d .m, n."),
     ("cublaslt_gemm_nt", lambda a, b, d: (a, b, d, 5), {}, errors.ArgumentError, "c = int"),
 ]
 
