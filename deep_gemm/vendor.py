@@ -125,7 +125,9 @@ def batched_symm(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
 class _Fp32Sums:
     """Lets the vendor add up parts of K in FP32: torch's default allows BF16 there, which the formulas do not have.
 
-    The switch is the process's: while a call of any thread is inside, products of the others add up in FP32, too.
+    The switch is the process's. While a call of any thread is inside, products of the others add up in FP32, too, and
+    compiled functions that run then are compiled again, for torch guards the switch. Where it is off anyway, nothing
+    is switched.
     """
 
     def __init__(self):
@@ -136,10 +138,9 @@ class _Fp32Sums:
         """Be inside."""
         switch = torch.backends.cuda.matmul
         with self._lock:
-            if self._inside == 0:
-                self._was_allowed = switch.allow_bf16_reduced_precision_reduction
-                if self._was_allowed:
-                    switch.allow_bf16_reduced_precision_reduction = False
+            if switch.allow_bf16_reduced_precision_reduction:
+                self._was_allowed = True
+                switch.allow_bf16_reduced_precision_reduction = False
             self._inside += 1
         try:
             yield
@@ -148,6 +149,7 @@ class _Fp32Sums:
                 self._inside -= 1
                 if self._inside == 0 and self._was_allowed:
                     switch.allow_bf16_reduced_precision_reduction = True
+                    self._was_allowed = False
 
 
 _with_fp32_sums = _Fp32Sums()

@@ -67,8 +67,8 @@ def bench_kineto(
             several ranks start together however far apart their hosts are.
 
     Returns: the seconds, or a tuple of them; 0 for a name that matches no kernel.
-    Raises: ArgumentError, also where a name matches several kernels without `with_multiple_kernels`; DeviceError
-        without a GPU.
+    Raises: ArgumentError, also where a name matches several kernels without `with_multiple_kernels`, or one that also
+        empties the L2 and that calls do not run equally often; DeviceError without a GPU.
     """
     num_tests = _check_call(fn, num_tests)
     names = _list_names(kernel_names)
@@ -120,8 +120,8 @@ def drop_flushes(
         in_a_call, rest = divmod(len(places), num_tests)
         if rest or in_a_call < flush.count(name):
             raise ArgumentError(
-                f"kernel_names = {shorten(names)}: {name} also empties the L2, and calls run it a varying number of"
-                " times; narrow the names, or pass flush_l2=False."
+                f"kernel_names = {shorten(names)}: {name} also empties the L2, and ran {len(places)} times in"
+                f" {num_tests} calls, not equally often in each; narrow the names, or pass flush_l2=False."
             )
         dropped.update(place for i, place in enumerate(places) if i % in_a_call < flush.count(name))
     return [kernel for i, kernel in enumerate(kernels) if i not in dropped]

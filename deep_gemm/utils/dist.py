@@ -39,14 +39,22 @@ def init_dist(local_rank: int, num_local_ranks: int) -> tuple[int, int, distribu
 
 def dist_print(s: str = "", once_in_node: bool = False) -> None:
     """Print the line `s` on every rank, or with `once_in_node` on local rank 0 of each machine, and wait until all
-    have. Raises: ArgumentError without a process group, before anything is printed.
+    have. Where neither init_dist nor LOCAL_RANK says which a process is, rank 0 of all prints.
+
+    Raises: ArgumentError without a process group, before anything is printed.
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         raise ArgumentError("dist_print(): there is no process group, whose ranks it waits for; call init_dist before.")
-    local_rank = int(os.environ.get("LOCAL_RANK", 0)) if _local_rank is None else _local_rank
-    if not once_in_node or local_rank == 0:
+    if not once_in_node or _find_local_rank() == 0:
         print(s, flush=True)
     distributed.barrier()
+
+
+def _find_local_rank() -> int:
+    if _local_rank is not None:
+        return _local_rank
+    told = os.environ.get("LOCAL_RANK", "")
+    return int(told) if told.isdecimal() else distributed.get_rank()
 
 
 def uneven_all_gather(

@@ -52,11 +52,16 @@ def upstream_names_no_argument(device: str) -> None:
     deep_gemm.bf16_gemm_nt(a, b, d, None, "nk", 0.5)
     check(d, 0.5 * (a.double() @ b.double().T))
     fp8_a, fp8_b, exact = per_row(a), per_block(b), restore(per_row(a)) @ restore(per_block(b)).T
-    deep_gemm.fp8_fp4_gemm_nt(fp8_a, fp8_b, d, None, None, (1, 128), (128, 128), "nk", False, None)
-    check(d, exact)
+    deep_gemm.fp8_fp4_gemm_nt(fp8_a, fp8_b, d, None, None, (1, 128), (128, 128), "nk", False, 0.5)
+    check(d, 0.5 * exact)
     ends = torch.tensor([100], dtype=torch.int32, device=device)
+    d.fill_(7.0)
     deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, b[None], d, ends, "nk", True, True, None)
     check(d[:100], a[:100].double() @ b.double().T)
+    assert not d[100:].any()
+    total = torch.empty(1, N, K, dtype=torch.float32, device=device)
+    deep_gemm.k_grouped_bf16_gemm_tn_contiguous(d, a, total, None, ends + 28, None, "mn", True)
+    check(total[0], d.double().T @ a.double())
     groups = (fp8_b[0][None], fp8_b[1][None])
     deep_gemm.m_grouped_fp8_fp4_gemm_nt_contiguous(
         fp8_a, groups, d, ends, None, None, None, "nk", False, True, True, 100

@@ -307,6 +307,7 @@ DEFECTS: Defects = {
         ("    if len(content) > MAX_BYTES:\n", "    if False:\n"),
         ("(EVALUATION, OUT_OF_FOLD, UNCONFIRMED):  # last", "():  # last"),
     ],
+    ("deep_gemm/vendor.py", "tests/cpu/ops/test_vendor.py"): [("self._inside == 0 and", "True and")],
     ("deep_gemm/memory.py", "tests/fault/test_vendor_arguments.py"): [
         ("        if stride < extent:\n", "        if False:\n"),
         ("torch.inference_mode() if any(d.is_inference() for d in outputs) else torch.no_grad()", "torch.no_grad()"),

@@ -188,3 +188,12 @@ def test_utils_holds_the_same_functions():
     assert all(
         getattr(utils, name) is getattr(deep_gemm, name) for name in (*utils.layout.__all__, *utils.math.__all__)
     )
+
+
+def test_rows_between_groups_are_not_skipped_here():
+    """psum_layout is for kernels of SM100."""
+    scales = torch.rand(130, 4)
+    made = deep_gemm.transform_sf_into_required_layout(scales, 130, 512, (1, 128), is_sfa=True, psum_layout=None)
+    assert torch.equal(made, scales)
+    with pytest.raises(deep_gemm.errors.ArgumentError, match="psum_layout = .*: SM100 only; pass None"):
+        deep_gemm.transform_sf_into_required_layout(scales, 130, 512, psum_layout=torch.tensor([100]))

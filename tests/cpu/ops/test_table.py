@@ -175,3 +175,29 @@ def test_a_pair_whose_iterator_lies_is_refused(base, items):
     pair = (x, torch.ones(16, 1))
     with pytest.raises(ArgumentError, match=r"FP8 operands are pairs"):
         deep_gemm.fp8_gemm_nt(Liar(pair), pair, torch.empty(16, 16, dtype=torch.bfloat16))
+
+
+#: The parameters of DeepGEMM 2.8, in its order: its callers may name none of them.
+POSITIONS = {
+    "bf16_gemm_nt": "a b d c compiled_dims alpha",
+    "m_grouped_bf16_gemm_nt_contiguous": (
+        "a b d m_indices compiled_dims use_psum_layout ensure_zero_padding expected_m_for_psum_layout"
+    ),
+    "m_grouped_bf16_gemm_nt_masked": "a b d masked_m expected_m compiled_dims",
+    "k_grouped_bf16_gemm_tn_contiguous": "a b d ks ks_tensor c compiled_dims use_psum_layout",
+    "k_grouped_fp8_gemm_nt_contiguous": "a b d ks ks_tensor c recipe compiled_dims use_psum_layout",
+    "fp8_fp4_gemm_nt": "a b d c recipe recipe_a recipe_b compiled_dims disable_ue8m0_cast alpha",
+    "m_grouped_fp8_fp4_gemm_nt_contiguous": (
+        "a b d m_indices recipe recipe_a recipe_b compiled_dims disable_ue8m0_cast use_psum_layout ensure_zero_padding"
+        " expected_m_for_psum_layout"
+    ),
+    "m_grouped_fp8_fp4_gemm_nt_masked": (
+        "a b d masked_m expected_m recipe recipe_a recipe_b compiled_dims disable_ue8m0_cast"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_parameters_have_the_positions_of_deepgemm(name):
+    op = next(op for op in OPS if op.name == name)
+    assert [parameter.name for parameter in op.parameters[: op.num_positional]] == POSITIONS[name].split()

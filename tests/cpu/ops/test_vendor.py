@@ -75,6 +75,18 @@ def test_a_thread_that_ends_first_leaves_the_others_theirs(monkeypatch, is_allow
     assert seen == [False] and SWITCH.allow_bf16_reduced_precision_reduction == is_allowed
 
 
+def test_a_switch_that_is_set_meanwhile_is_off_for_whoever_enters_then(is_allowed):
+    with vendor._with_fp32_sums():
+        SWITCH.allow_bf16_reduced_precision_reduction = True
+        with vendor._with_fp32_sums():
+            assert not SWITCH.allow_bf16_reduced_precision_reduction
+    assert SWITCH.allow_bf16_reduced_precision_reduction
+    SWITCH.allow_bf16_reduced_precision_reduction = False
+    with vendor._with_fp32_sums():
+        pass
+    assert not SWITCH.allow_bf16_reduced_precision_reduction
+
+
 class OnGpu(torch.Tensor):
     """A tensor of the CPU that says it is on a GPU."""
 
