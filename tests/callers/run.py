@@ -36,9 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=path, help="result file")
     args = parser.parse_args(arguments)
     if not torch.cuda.is_available():
-        parser.error(
-            "no GPU is visible; after `make setup`, `python -m pytest tests/callers` runs the programs on the CPU"
-        )
+        parser.error("no GPU is visible; `python -m pytest tests/callers` runs them on the CPU, after `make setup`")
     rows = []
     for name in PROGRAMS:
         start = time.monotonic()
