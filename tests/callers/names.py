@@ -21,20 +21,23 @@ _FP8 = "recipe compiled_dims disable_ue8m0_cast recipe_a recipe_b"
 _PSUM = "use_psum_layout"
 
 _MODULES = [
-    _take(path)
-    for path in (
-        "utils.layout",
-        "utils.math",
-        "utils.dist.init_dist",
-        "utils.dist.uneven_all_gather",
-        "testing.numeric",
-        "testing.utils",
-        "legacy",
-        "mega",
-        "__version__",
-        "__path__",
-    )
-] + [_take("utils.dist.dist_print", "s once_in_node")]
+    *(
+        _take(path)
+        for path in (
+            "utils.layout",
+            "utils.math",
+            "utils.dist.init_dist",
+            "utils.dist.uneven_all_gather",
+            "testing.numeric",
+            "testing.utils",
+            "legacy",
+            "mega",
+            "__version__",
+            "__path__",
+        )
+    ),
+    _take("utils.dist.dist_print", "s once_in_node"),
+]
 _DENSE = [
     *(_take(f"fp8_gemm_{layout}", f"c {_FP8} epilogue alpha") for layout in _LAYOUTS),
     *(_take(f"fp8_fp4_gemm_{layout}", f"c {_FP8} epilogue alpha") for layout in _LAYOUTS),

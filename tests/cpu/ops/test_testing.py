@@ -109,6 +109,24 @@ def test_a_variable_is_ignored_during_a_call(holds, monkeypatch):
 #: The module: its name in the package is that of a function, too.
 BENCH = importlib.import_module("deep_gemm.testing.bench")
 
+#: The kernels that empty the L2, the one of them whose name a call may ask for, and what one timed call runs.
+READ = "reduce_kernel<long>"
+FLUSH = ["Memset", READ]
+ONCE = [("Memset", 1.0), (READ, 130.0), ("gemm", 20.0)]
+
+
+def make_event(name: str, time: float, start: int, launch: int, **changes) -> SimpleNamespace:
+    """What the profiler says of a kernel: `time` is in microseconds, `launch` the number of what started it."""
+    event = {
+        "name": name,
+        "self_device_time_total": time,
+        "time_range": SimpleNamespace(start=start),
+        "id": launch,
+        "device_type": torch.autograd.DeviceType.CUDA,
+        "is_user_annotation": False,
+    }
+    return SimpleNamespace(**event | changes)
+
 
 @pytest.fixture
 def calls(monkeypatch):
@@ -151,18 +169,7 @@ def test_the_read_before_a_call_is_not_counted(calls, monkeypatch):
 
     def run(name, time):
         number = next(launches)
-        place = SimpleNamespace(start=number)
-        gpu = torch.autograd.DeviceType.CUDA
-        calls.append(
-            SimpleNamespace(
-                name=name,
-                device_type=gpu,
-                self_device_time_total=time,
-                time_range=place,
-                is_user_annotation=False,
-                id=number,
-            )
-        )
+        calls.append(make_event(name, time, start=number, launch=number))
 
     monkeypatch.setattr(torch.profiler.profile, "step", lambda self: self.take())
     monkeypatch.setattr(BENCH, "_make_flush_buffer", lambda: SimpleNamespace(sum=lambda: run(READ, 130.0)))
@@ -175,10 +182,6 @@ def test_a_kernel_that_did_not_run_takes_no_time(calls):
     options = {"suppress_kineto_output": True, "barrier": lambda: calls.append("barrier")}
     assert bench_kineto(lambda: calls.append("fn"), ("gemm", "x"), num_tests=2, **options) == (0.0, 0.0)
     assert calls == ["sleep", "barrier", "fn"] * 4
-
-
-FLUSH, READ = ["Memset", "reduce_kernel<long>"], "reduce_kernel<long>"
-ONCE = [("Memset", 1.0), (READ, 130.0), ("gemm", 20.0)]
 
 
 def test_what_empties_the_l2_is_no_kernel_of_a_call():
@@ -207,21 +210,14 @@ def test_events_of_the_profiler_have_what_is_asked_of_them():
 
 
 def test_kernels_are_what_ran_on_the_gpu_in_the_order_of_launches():
-    gpu, cpu = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
     events = [
-        SimpleNamespace(
-            name=name,
-            device_type=device,
-            self_device_time_total=time,
-            time_range=SimpleNamespace(start=start),
-            is_user_annotation=is_note,
-            id=launch,
-        )
-        for name, device, time, start, is_note, launch in (
-            ("b", gpu, 2.0, 3, False, 7), ("a", gpu, 1.0, 9, False, 5), ("step", gpu, 7.0, 0, True, 0),
-            ("aten::mm", cpu, 3.0, 1, False, 1), ("nothing", gpu, 0.0, 2, False, 2), ("c", gpu, 4.0, 8, False, 7),
-        )
-    ]  # fmt: skip
+        make_event("b", 2.0, start=3, launch=7),
+        make_event("a", 1.0, start=9, launch=5),
+        make_event("step", 7.0, start=0, launch=0, is_user_annotation=True),
+        make_event("aten::mm", 3.0, start=1, launch=1, device_type=torch.autograd.DeviceType.CPU),
+        make_event("nothing", 0.0, start=2, launch=2),
+        make_event("c", 4.0, start=8, launch=7),
+    ]
     assert list_kernels(events) == [("a", 1.0), ("b", 2.0), ("c", 4.0)]  # a graph's kernels have one launch
 
 
