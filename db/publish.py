@@ -49,6 +49,8 @@ SEARCH_EXTRAS = ("max_abs_error", "ratio_low", "ratio_high")
 CENSORED_EXTRAS = ("median_us",)
 #: Numbers of a block that are whole in a snapshot, where they take a quarter of the room.
 ROUNDED = ("anchor_us", "power_w")
+#: From so many microseconds on the time of a search row is whole, too, where that is within 0.2 %: its ratio is exact.
+WHOLE_FROM_US = 250.0
 #: Blocks that are asked about together: a query takes so many values, and no more.
 BLOCKS_AT_A_TIME = 500
 #: What nothing needs of a config that is slower than the best of its block by more than this factor.
@@ -65,7 +67,7 @@ def snapshot(
     snapshot is removed, too: all samples, quantiles and deviations, what compilers reported, in which order a block's
     configs ran, and the statistics of search rows except the median and the ratio (where the race dropped one, the
     ratio alone), the intervals of configs that are more than 0.5 % slower than the best of their block, and fractions
-    of a block's watts and of its anchor's microseconds. Every row gets a checksum. With `sku` (or a short name), only
+    of a block's watts, of its anchor's microseconds and of those of search rows from 250 on. Every row gets a checksum. With `sku` (or a short name), only
     that SKU's blocks with the newest two kernel hashes of each op kind are kept, those of older ones that training
     joins to the newest, and the energies of problems of which no newer kernels have any, but no block whose configs
     were all measured with more draws of the group sizes, too. Where that makes more than `max_bytes`, the other older
@@ -344,6 +346,8 @@ def scrub_measurement(row: dict, far: float) -> dict:
     dropped: tuple[str, ...] = EXTRAS
     if row["role"] == "search":
         dropped += SEARCH_EXTRAS
+        if row["median_us"] is not None and row["median_us"] >= WHOLE_FROM_US:
+            row = row | {"median_us": float(round(row["median_us"]))}
     if row["status"] == "censored" and row["ratio"] is not None:
         dropped += CENSORED_EXTRAS
     if row["ratio"] is not None and row["ratio"] > far:
