@@ -70,8 +70,8 @@ def cublaslt_gemm_nt(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch
 
     Args:
         a: A [m, k], bfloat16 or float8_e4m3fn (without scales). b: B [n, k] of the same dtype.
-        d: bfloat16 or float32 [m, n], written. c: [m, n] of the dtype of d, which it may be, or None. FP8 operands with
-            a c, or a bfloat16 d, take an FP32 matrix more, except for a float32 d apart from c.
+        d: bfloat16 or float32 [m, n], written. c: [m, n] of the dtype of d, which it may be, or None. On a GPU FP8
+            operands with a c take an FP32 matrix more, unless d is float32 and is not c.
 
     The memory from the first to the last element of d must not meet that of an operand.
 

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as distributed
 
 from deep_gemm.errors import ArgumentError
+from deep_gemm.operands import check_gpu
 
 _DEFAULT_ADDRESS, _DEFAULT_PORT = "127.0.0.1", 8361
 
@@ -20,7 +21,9 @@ def init_dist(local_rank: int, num_local_ranks: int) -> tuple[int, int, distribu
     of this process, 1 and 0 by default.
 
     Returns: (rank, number of ranks, a group of all of them).
+    Raises: DeviceError without a GPU.
     """
+    check_gpu("init_dist")
     global _local_rank
     address, port = os.environ.get("MASTER_ADDR", _DEFAULT_ADDRESS), int(os.environ.get("MASTER_PORT", _DEFAULT_PORT))
     world_size = int(os.environ.get("WORLD_SIZE", 1)) * num_local_ranks
@@ -44,7 +47,10 @@ def dist_print(s: str = "", once_in_node: bool = False) -> None:
     Raises: ArgumentError without a process group, before anything is printed.
     """
     if not (distributed.is_available() and distributed.is_initialized()):
-        raise ArgumentError("dist_print(): there is no process group, whose ranks it waits for; call init_dist before.")
+        raise ArgumentError(
+            "dist_print(): there is no process group, whose ranks it waits for; call init_dist or"
+            " torch.distributed.init_process_group before."
+        )
     if not once_in_node or _find_local_rank() == 0:
         print(s, flush=True)
     distributed.barrier()

@@ -233,7 +233,7 @@ def test_a_line_for_each_rank_or_for_each_machine(monkeypatch, capsys, rank, env
     monkeypatch.setattr(dist, "_local_rank", rank)
     monkeypatch.setenv("LOCAL_RANK", environment)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
-    with pytest.raises(ArgumentError, match="there is no process group, .*; call init_dist before"):
+    with pytest.raises(ArgumentError, match="there is no process group, .*; call init_dist or torch.distributed"):
         dist.dist_print("too early")
     assert capsys.readouterr().out == ""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
@@ -247,6 +247,9 @@ def test_a_line_for_each_rank_or_for_each_machine(monkeypatch, capsys, rank, env
 
 def test_who_prints_is_known_from_where_a_process_joined(monkeypatch):
     joined = {}
+    with pytest.raises(DeviceError, match="init_dist: needs a GPU"):
+        dist.init_dist(0, 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch, "set_default_device", lambda device: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda **options: joined.update(options))
