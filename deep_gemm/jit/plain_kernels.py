@@ -47,7 +47,8 @@ class PlainRow(NamedTuple):
     `parameters`: the types of the entry's arguments; pointers and integers of at most 8 bytes, and floats. `constants`:
     names of Config's members, 64-bit integers. `cluster`: which of them counts the CTAs of a cluster. `source`:
     the whole text, where it is not made from the template. `symbol`: of the entry, where it is not `deep_` and the
-    name. Callers time kernels by parts of their symbols, "gemm" among them, which hence only products have.
+    name. Callers, DeepGEMM's tests among them, time kernels by parts of DeepGEMM's symbols, which these have; so only
+    products have "gemm".
     """
 
     parameters: tuple[str, ...]
@@ -82,10 +83,14 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
         (f"const {_BYTES}", f"const {_I64}*", "const float*", _BYTES, *[_U32] * 6, _I64), ("kElement", "kWeighted")
     ),
     "scale_layout": PlainRow(
-        (f"const {_U32}*", f"{_U32}*", "const int*", *[_U32] * 3, *[_I64] * 4), ("kPack", "kAligned")
+        (f"const {_U32}*", f"{_U32}*", "const int*", *[_U32] * 3, *[_I64] * 4),
+        ("kPack", "kAligned"),
+        symbol="deep_transpose_or_pack_fp32_into_ue8m0",
     ),
     "k_grouped_packing": PlainRow(
-        (f"const {_U32}*", "const int*", f"{_U32}*", *[_U32] * 5, _I64), ("kEnds", "kAligned")
+        (f"const {_U32}*", "const int*", f"{_U32}*", *[_U32] * 5, _I64),
+        ("kEnds", "kAligned"),
+        symbol="deep_k_grouped_pack_fp32_into_ue8m0",
     ),
     "mega_pull": PlainRow(
         (
@@ -128,7 +133,7 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
         ),
         constants=("kColumnTiles", "kRowTiles", "kParts"),
         cluster="kParts",
-        symbol="deep_gemm_tf32_hc_prenorm_gemm",  # DeepGEMM's name for it, by which callers time it
+        symbol="deep_gemm_tf32_hc_prenorm_gemm",
     ),
     "hc_prenorm_sum": PlainRow(
         ("const float*", "const float*", "float*", "float*", "deep_gemm::i64", *["deep_gemm::u32"] * 3)
@@ -136,7 +141,7 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
     "mqa_metadata": PlainRow(
         ("const int*", "int*", "deep_gemm::i64", *["deep_gemm::u32"] * 3),
         source=_MQA_METADATA,
-        symbol="deep_gemm_mqa_metadata",  # the header's own
+        symbol="deep_gemm_paged_mqa_logits_metadata",  # the header's own
     ),
 }
 

@@ -34,6 +34,19 @@ def test_symbols_say_what_multiplies():
     assert len(set(every)) == len(every) and all("gemm_" in kernel_name(op) for op in OP_KINDS)
 
 
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("scale_layout", "transpose"),
+        ("scale_layout", "pack_fp32_into_ue8m0"),
+        ("k_grouped_packing", "pack_fp32_into_ue8m0"),
+        ("mqa_metadata", "paged_mqa_logits_metadata"),
+    ],
+)
+def test_the_tests_of_deepgemm_find_its_names(name, part):
+    assert part in plain_symbol(name)
+
+
 @pytest.mark.parametrize("name", sorted(PLAIN_KERNELS))
 def test_the_source_defines_the_symbol_and_the_hash_leaves_it_out(monkeypatch, name):
     source = plain_source(name, dict.fromkeys(PLAIN_KERNELS[name].constants, 1))
