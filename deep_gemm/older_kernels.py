@@ -58,6 +58,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "22eae68bc056be1ee003b56858def5619861018fd3fb2095e8ca237a90770aca",
     ),
     "m_grouped_fp8_gemm_masked": (
+        "d9599f706608f87fbd6a227642373a5dd37d363e87538f66792eeeb1fe79a245",
         "8426e3666e9d8e51659d783e2790ad54ec3f05cbcf49b6249aec5ad6abf0d681",
         "850d69fa5409e49d83c6d9dbb57fde7cc04d9bfe6af0bbb09f158d25ad3aff6d",
         "20544f3148fd6e07c9f8fc81db439d28e27db221eacbe98c07234fda88649041",
@@ -68,6 +69,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "d3d7e8a9ce70f0f3a967eee4a4479a34a2c7d1ae62e9daa2e44a435ae39d0b96",
     ),
     "m_grouped_bf16_gemm_masked": (
+        "2071618c1a8a15e196fd8841e98dffc20685c6d49ea3da82c66e6ee69c69b2a5",
         "9d9bf49fd832ac589f07793ce5109a18208fd0162450442396afbb8a2b3356d8",
         "919cf078818b7dea76ce2f4b73df34e8904d07d93b3702a5c98ef25b1b53648d",
         "1abb2deb4ce624f008c82b4e65bf66fbd6a2cab4d8a684fa810e59fa0eee9205",
@@ -91,6 +93,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "3c42891f2fad5684aa9b90abf46df722f891fba6849b513f78844e672ca0d350",
     ),
     "m_grouped_fp8_gemm_psum": (
+        "2224ad5b58de63447f31ab753b9300c3d4d2062c102c029b4616419cfcd389a1",
         "caf9df5b09eed8a710efea3563c269b0d9a5d9f84f81c42d7e9947b96fabb202",
         "e7db63014e2bf1713698edc16b611640160d4237d771c37107b15df6c09c7402",
         "8d98f05470f18ee639b08ef70f85445c2f4f1a74b25625ea23fe6856b660f15e",
@@ -100,6 +103,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "678991e2ae13e20573609d49f2aa424420467ae83587832d71d9b18ce31703ff",
     ),
     "m_grouped_bf16_gemm_psum": (
+        "007c31ca3b6e45275d771c6948143ecc2235688eeba85f05104e400b52dcd2e4",
         "defa6a3ccaa631bf5343bcdb7cefda1ceb62d86d01f7a3b346d5862214e1f08d",
         "ef46cf61305affd5ba213fd7a5e9aa8fdda712fc579e1a6556b4cbfedacea6aa",
         "af282f0312eaea003f93280f61dfdcdb294a9fb9da10a8197f0b7d594323ef75",

@@ -228,22 +228,26 @@ LOADER = "deep_gemm/sm90/mainloop/loader.cuh"
 _LOAD = "barrier, to, k, tile.n_start, matrix, passing.policy"
 #: A defect of loads with the evict-first policy alone.
 SPOILED = {LOADER: (_LOAD, _LOAD.replace("n_start", "n_start + 8"))}
-#: Few rows of each group: one tile for each of them, and two for some.
+#: Few rows of each group: one tile for each of them, and two for some or for all.
 ONE_TILE = {
     "masked": Product(GroupedVariant(FP8_MASKED), fp8(16, 64, swap_ab=1), Masked(130, 300, 20, (14, 0, 5, 16)), 1),
+    "masked bf16": Product(
+        GroupedVariant(BF16_MASKED), bf16(16, 64, swap_ab=1), Masked(130, 300, 20, (14, 0, 5, 16)), 1
+    ),
     "rows with ends": Product(
         GroupedVariant(FP8_CONTIGUOUS), fp8(8, 64, swap_ab=1), PsumRows(130, 300, (3, 0, 7, 8), 16, extra=24), 2
     ),
 }
 TWO_TILES = {
     "masked": ONE_TILE["masked"]._replace(shape=Masked(130, 300, 20, (17, 0, 20))),
+    "masked bf16": ONE_TILE["masked bf16"]._replace(shape=Masked(130, 300, 20, (5, 0, 17, 9))),
     "rows with ends": ONE_TILE["rows with ends"]._replace(shape=PsumRows(130, 300, (9, 0, 16, 10), 16, extra=24)),
 }
 
 
 def evict_from(num_bytes):
     """Return the headers' change by which weights of so many bytes in all are loaded with the evict-first policy."""
-    return {WALK: ("kLargeBytes = 400000000", f"kLargeBytes = {num_bytes}")}
+    return {WALK: ("kLargeBytes = 250000000", f"kLargeBytes = {num_bytes}")}
 
 
 @pytest.mark.parametrize("name", ONE_TILE)
@@ -254,7 +258,9 @@ def test_weights_that_leave_l2_first_give_the_product(emulate, name):
 
 @pytest.mark.parametrize("name", ONE_TILE)
 def test_only_weights_that_one_tile_reads_leave_l2_first(emulate, name):
-    """Their load is another instruction: with a defect in it, products without such weights are right."""
+    """Their load is another instruction: with a defect in it, products without such weights are right. One group with
+    two tiles is enough for all.
+    """
     small, one, two = (
         emulate(run_product, product, product.build(bound | SPOILED), seed=0)
         for product, bound in ((ONE_TILE[name], {}), (ONE_TILE[name], evict_from(1)), (TWO_TILES[name], evict_from(1)))

@@ -15,12 +15,15 @@ struct GroupWeight<true> {
     u64 weight_bytes;
 };
 
+// Most tokens of a tile that may say Tile::kReadsOnce.
+constexpr u32 kMostTokensOnce = 64;
+
 // Few tokens of each group: their tile holds all of them, and the kernel does little but read B. With 256 rows of B in
-// a tile Tile::kReadsOnce gained nothing; in BF16 it would gain 1 to 2 %, which no sweep knows yet.
+// a tile it gained nothing (docs/experiments.md).
 template <class Config>
 __device__ __forceinline__ constexpr bool may_read_once() {
-    return Config::kElementBytes == 1 && Config::kSwapAB && Config::kBlockN <= 128 &&
-           Config::kClusterM * Config::kClusterN == 1;
+    return Config::kSwapAB && Config::kBlockM <= kMostTokensOnce && Config::kBlockN <= 128 &&
+           Config::kClusterM * Config::kClusterN == 1 && !Config::kMnMajorB;
 }
 
 // A scheduler that walks so; `Walk` is the class derived from it. By a whole warp, its `load_sums` counts the cluster
@@ -31,10 +34,9 @@ template <class Config, class Walk>
 struct GroupWalk : TileScheduler, GroupWeight<may_read_once<Config>()> {
     static constexpr u32 kClusterSize = Config::kClusterM * Config::kClusterN;
     static constexpr bool kMayReadOnce = may_read_once<Config>();
-    static_assert(!kMayReadOnce || !Config::kMnMajorB, "the loader would load a B that is MN-major in boxes");
-    // Bytes that are read of B, several times what L2 holds, from which on Tile::kReadsOnce gains: with 537 MB and more
-    // it takes 0.97 to 1.00 of the time, with 50 to 268 MB 0.985 to 1.04 (H200, docs/experiments.md).
-    static constexpr u64 kLargeBytes = 400000000;
+    // Bytes that are read of B, several times what L2 holds, from which on Tile::kReadsOnce gains: with 268 MB and more
+    // it takes 0.98 to 1.00 of the time, with less 0.97 to 1.05 (H200, docs/experiments.md).
+    static constexpr u64 kLargeBytes = 250000000;
 
     u32 num_groups, n_tiles, band;  // n_tiles: cluster tiles along n for each along m
     u32 rank_m, rank_n;
@@ -79,19 +81,19 @@ struct GroupWalk : TileScheduler, GroupWeight<may_read_once<Config>()> {
         locate_in_band(tile - begin * n_tiles, end - begin, n_tiles, band, m_tile, n_tile);
         walk.set_group(lane, (m_tile * Config::kClusterM + rank_m) * Config::kBlockM);
         if constexpr (kMayReadOnce) {
-            const bool reads_much = holds_much();
-            state = (state & ~kReadsOnce) | (reads_much && end - begin == 1 ? kReadsOnce : 0);
+            state = (state & ~kReadsOnce) | (reads_much_once() ? kReadsOnce : 0);
         }
         n_start = (n_tile * Config::kClusterN + rank_n) * Config::kBlockN;
     }
 
    private:
-    // Whether the groups that have rows have much B, if those beyond the 32 held are like these; by the whole warp.
-    __device__ __forceinline__ bool holds_much() const {
+    // Whether the groups that have rows have much B and one tile along m each, if those beyond the 32 held are like
+    // these; by the whole warp. Where some had two, it lost up to 5 %.
+    __device__ __forceinline__ bool reads_much_once() const {
         const u32 below = __shfl_up_sync(0xffffffff, sums.inclusive, 1);
         const bool has_rows = sums.inclusive > (threadIdx.x % 32 == 0 ? 0 : below);
-        const u32 count = __popc(__ballot_sync(0xffffffff, has_rows)) * ceil_div(num_groups, 32);
-        return count * this->weight_bytes >= kLargeBytes;
+        const u32 count = __popc(__ballot_sync(0xffffffff, has_rows));
+        return sums.total() == count && count * ceil_div(num_groups, 32) * this->weight_bytes >= kLargeBytes;
     }
 };
 
