@@ -67,15 +67,15 @@ def snapshot(
     snapshot is removed, too: all samples, quantiles and deviations, what compilers reported, in which order a block's
     configs ran, and the statistics of search rows except the median and the ratio (where the race dropped one, the
     ratio alone), the intervals of configs that are more than 0.5 % slower than the best of their block, and fractions
-    of a block's watts, of its anchor's microseconds and of those of search rows from 250 on. Every row gets a checksum. With `sku` (or a short name), only
-    that SKU's blocks with the newest two kernel hashes of each op kind are kept, those of older ones that training
-    joins to the newest, and the energies of problems of which no newer kernels have any, but no block whose configs
-    were all measured with more draws of the group sizes, too. Where that makes more than `max_bytes`, the other older
-    kernels of the op kinds with most rows are left out. Where that is not enough, so are the visits to a sentinel
-    between the first and the last one of a board in a sweep, then the search row of each config that its block
-    confirmed, of as few op kinds as need be: the confirmation is better. Those energies of older kernels are left out
-    last. Sentinels stay for `compare`; "sentinels" says how many of the measured rows are theirs. Kernels that no
-    problem was measured with to the end are no newer ones, and none of the kept ones.
+    of a block's watts, of its anchor's microseconds and of those of search rows from 250 on. Every row gets a checksum.
+    With `sku` (or a short name), only that SKU's blocks with the newest two kernel hashes of each op kind are kept,
+    those of older ones that training joins to the newest, and the energies of problems of which no newer kernels have
+    any, but no block whose configs were all measured with more draws of the group sizes, too. Where that makes more
+    than `max_bytes`, the other older kernels of the op kinds with most rows are left out. Where that is not enough, so
+    are the visits to a sentinel between the first and the last one of a board in a sweep, then the search row of each
+    config that its block confirmed, of as few op kinds as need be: the confirmation is better. Those energies of older
+    kernels are left out last. Sentinels stay for `compare`; "sentinels" says how many of the measured rows are theirs.
+    Kernels that no problem was measured with to the end are no newer ones, and none of the kept ones.
     SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.

@@ -38,9 +38,7 @@ def list_configs(masked: GroupedVariant, device) -> list:
 def may_let_pass(config) -> bool:
     """Return whether a config's kernel lets weights pass where they are large and one tile reads each."""
     is_single = config.cluster_m * config.cluster_n == 1
-    return (
-        bool(config.swap_ab) and is_single and config.block_m <= MOST_TOKENS and config.block_n <= MOST_WEIGHT_ROWS
-    )
+    return bool(config.swap_ab) and is_single and config.block_m <= MOST_TOKENS and config.block_n <= MOST_WEIGHT_ROWS
 
 
 def list_psum_configs(contiguous: GroupedVariant, device) -> list:
