@@ -79,9 +79,10 @@ FAMILIES = {
 BACKEND = "inductor"
 PREFILLS, DECODES = (1, 4), (1, 8, 32, 128)
 ROUNDS = 15
-#: What a kernel does -> parts of its name, in lower case: casts to FP8, index logits, products of ours and of cuBLAS.
+#: What a kernel does -> parts of its name, in lower case: casts to FP8 with layouts of scales, index logits, products
+#: of ours and of cuBLAS.
 PARTS = {
-    "casts": ("cast_", "scale_layout"),
+    "casts": ("cast_", "fp32_into_ue8m0"),
     "logits": ("mqa_",),
     "products": ("gemm", "nvjet", "cublas", "gemv"),
 }

@@ -346,7 +346,7 @@ def scrub_measurement(row: dict, far: float) -> dict:
     dropped: tuple[str, ...] = EXTRAS
     if row["role"] == "search":
         dropped += SEARCH_EXTRAS
-        if row["median_us"] is not None and row["median_us"] >= WHOLE_FROM_US:
+        if row["ratio"] is not None and (row["median_us"] or 0.0) >= WHOLE_FROM_US:
             row = row | {"median_us": float(round(row["median_us"]))}
     if row["status"] == "censored" and row["ratio"] is not None:
         dropped += CENSORED_EXTRAS

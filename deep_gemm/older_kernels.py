@@ -19,15 +19,19 @@ was not, stands at the entries. They hold for these hashes alone: the next chang
 #: such operands take 0.974 of their time before, 0.81 to 1.00. `fp8_paged_mqa_logits` has no entry of the H100's: with
 #: newer kernels its choices for 108 caches take 1.002 of the time of the heuristic's picks, and up to 1.22 (an H200).
 #: Kernels of groups of rows with ends walk their tiles otherwise since the ones before: of nine choices for groups of
-#: 130 to 8,192 rows they take 0.99 of the time, 0.97 to 1.02, and 1.00 over 41 kernels (an H200). The first older hash
-#: of all is of the kernels before B of large masked groups and groups with ends left L2 first: only FP8 kernels of
-#: these with swapped tiles have other machine code since (benchmarks/same_code.json). Masked ones were swept again; in
-#: two sweeps such tiles take 0.98 of their time before where weights are large, beside other tiles. Of masked groups
-#: and of groups with ends, the next one is of the kernels before both walks over groups shared a class. The one behind
-#: it (of other op kinds the second) is of the kernels before FP8 tiles of 64 rows could have their math warpgroups side
-#: by side; of masked FP8 products one more stands between, of an earlier form of these tiles. Other tiles have had the
-#: same code since, to the byte, but for the order of instructions in some kernels of masked FP8 products, which were
-#: swept again, and of groups with ends, which were not timed (benchmarks/same_code.json counts both).
+#: 130 to 8,192 rows they take 0.99 of the time, 0.97 to 1.02, and 1.00 over 41 kernels (an H200). Of masked groups and
+#: of groups with ends, the first older hash is of the kernels in which B of FP8 alone left L2 first, from 400 MB on and
+#: also beside groups of two tiles: only swapped tiles of up to 64 tokens by 128 rows of the weight have other machine
+#: code since (benchmarks/same_code.json). Masked products of up to 64 expected rows with 230 MB of weights and more
+#: were swept again, groups with ends were not timed. The next one of theirs, and the first of all others, is of the
+#: kernels before B of these groups left L2 first: only FP8 kernels with swapped tiles had other machine code after it.
+#: Masked ones were swept again then; in two sweeps such tiles take 0.98 of their time before where weights are large,
+#: beside other tiles. Of these groups, the one behind it is of the kernels before both walks over groups shared a
+#: class. The one after that (of other op kinds the second) is of the kernels before FP8 tiles of 64 rows could have
+#: their math warpgroups side by side; of masked FP8 products one more stands between, of an earlier form of these
+#: tiles. Other tiles have had the same code since, to the byte, but for the order of instructions in some kernels of
+#: masked FP8 products, which were swept again, and of groups with ends, which were not timed (benchmarks/same_code.json
+#: counts both).
 SERVED: dict[str, tuple[str, ...]] = {
     "fp8_gemm": (
         "5c7fe8b92236e1af0d497369b4ac6d964803686cfa98abd08e9c5ae78f48afb8",

@@ -87,17 +87,24 @@ def kernel_hash(op: str) -> str:
         sources = generator.second_tile_sources()
         return hash_kernels(op, sources, {_TILE_CHOICE: get_included_headers(sources[0])[_TILE_CHOICE]})
     plain = {name_plain(name): name for name in plain_kernels.PLAIN_KERNELS}
-    sources = [_get_hashed_source(plain[op])] if op in plain else generator.canonical_sources(op)
+    if op in plain:
+        return _hash_plain(plain[op])
+    sources = generator.canonical_sources(op)
     return hash_kernels(op, sources, get_included_headers("\n".join(sources)))
 
 
-def _get_hashed_source(kernel: str) -> str:
-    """Return the source that stands for a plain kernel in its hash. Its symbol there is what the hash calls it: under
-    another one the kernel does the same.
+def _hash_plain(kernel: str) -> str:
+    """Return the kernel hash of a plain kernel. Its symbol, in the source or in a header, is there what the hash calls
+    it: under another one the kernel does the same.
     """
     constants = dict.fromkeys(plain_kernels.PLAIN_KERNELS[kernel].constants, 1)  # their values are the caller's
-    source = plain_kernels.plain_source(kernel, constants)
-    return source.replace(plain_kernels.plain_symbol(kernel), name_plain(kernel))
+    source, symbol, called = (
+        plain_kernels.plain_source(kernel, constants),
+        plain_kernels.plain_symbol(kernel),
+        name_plain(kernel),
+    )
+    headers = {name: text.replace(symbol, called) for name, text in get_included_headers(source).items()}
+    return hash_kernels(called, [source.replace(symbol, called)], headers)
 
 
 def hash_kernels(op: str, sources: list[str], headers: dict[str, str]) -> str:

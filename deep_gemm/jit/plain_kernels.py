@@ -47,8 +47,8 @@ class PlainRow(NamedTuple):
     `parameters`: the types of the entry's arguments; pointers and integers of at most 8 bytes, and floats. `constants`:
     names of Config's members, 64-bit integers. `cluster`: which of them counts the CTAs of a cluster. `source`:
     the whole text, where it is not made from the template. `symbol`: of the entry, where it is not `deep_` and the
-    name. Callers, DeepGEMM's tests among them, time kernels by parts of DeepGEMM's symbols, which these have; so only
-    products have "gemm".
+    name. Callers, DeepGEMM's tests among them, time kernels by parts of DeepGEMM's symbols, which these have; no
+    pass before or behind a product has "gemm".
     """
 
     parameters: tuple[str, ...]
@@ -141,7 +141,7 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
     "mqa_metadata": PlainRow(
         ("const int*", "int*", "deep_gemm::i64", *["deep_gemm::u32"] * 3),
         source=_MQA_METADATA,
-        symbol="deep_gemm_paged_mqa_logits_metadata",  # the header's own
+        symbol="deep_paged_mqa_logits_metadata",  # the header's own
     ),
 }
 

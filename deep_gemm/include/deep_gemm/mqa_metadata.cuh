@@ -87,8 +87,8 @@ struct MqaMetadata {
 }  // namespace deep_gemm
 
 extern "C" __global__ void __launch_bounds__(deep_gemm::MqaMetadata::kThreads)
-deep_gemm_paged_mqa_logits_metadata(const int* lengths, int* schedule, deep_gemm::i64 lengths_stride,
-                                    deep_gemm::u32 batch, deep_gemm::u32 next_n, deep_gemm::u32 num_slots) {
+deep_paged_mqa_logits_metadata(const int* lengths, int* schedule, deep_gemm::i64 lengths_stride, deep_gemm::u32 batch,
+                               deep_gemm::u32 next_n, deep_gemm::u32 num_slots) {
     __shared__ deep_gemm::u32 sums[deep_gemm::MqaMetadata::kThreads];
     deep_gemm::MqaMetadata{lengths, schedule, lengths_stride, batch, next_n, num_slots, sums}.run();
 }

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks import models
 from benchmarks.stamp import write_result
+from deep_gemm.jit.plain_kernels import plain_symbol
 from deep_gemm.nn import Fp8Linear
 from examples.llama import TINY, make_model
 
@@ -129,7 +130,8 @@ def test_both_models_have_the_same_weights():
 
 def test_kernels_are_told_apart_by_name():
     names = {"deep_gemm_fp8_gemm": "products", "nvjet_tst_64x8": "products", "deep_cast_rows": "casts"}
-    names |= {"deep_gemm_fp8_paged_mqa_logits": "logits", "deep_gemm_paged_mqa_logits_metadata": "logits"}
+    names |= {"deep_gemm_fp8_paged_mqa_logits": "logits"}
+    names |= {plain_symbol("scale_layout"): "casts", plain_symbol("mqa_metadata"): "logits"}
     names |= {"void at::native::elementwise_kernel<128>": "others", "deep_transpose_fp8": "others"}
     assert {name: models.classify(name) for name in names} == names
 

@@ -279,6 +279,16 @@ def test_only_weights_of_groups_with_rows_count(emulate):
         assert (emulate(run_product, product, cubin, seed=0) == RIGHT) == is_right
 
 
+def test_groups_behind_the_first_32_are_judged_anew(emulate):
+    """32 groups of one tile, whose weights leave L2 first, then eight of which one has two tiles: with a defect in that
+    load, no group but the first 32 is wrong.
+    """
+    sizes = (*[3] * 32, 17, 0, 5, 20, 0, 1, 0, 2)
+    product = ONE_TILE["masked"]._replace(shape=Masked(130, 300, 20, sizes))
+    outcome = emulate(run_product, product, product.build(evict_from(1) | SPOILED), seed=0)
+    assert 0 < outcome.num_wrong <= 32 * 3 * 130 and not outcome.error
+
+
 def test_a_load_before_its_policy_is_noticed(emulate):
     late, product = {LOADER: ("        passing.begin();\n", "")}, ONE_TILE["masked"]
     outcome = emulate(run_product, product, product.build(evict_from(1) | late), seed=0)

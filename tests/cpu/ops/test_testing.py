@@ -247,6 +247,7 @@ def test_a_line_for_each_rank_or_for_each_machine(monkeypatch, capsys, rank, env
 
 def test_who_prints_is_known_from_where_a_process_joined(monkeypatch):
     joined = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="init_dist: needs a GPU"):
         dist.init_dist(0, 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

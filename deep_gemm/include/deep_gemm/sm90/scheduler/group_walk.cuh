@@ -19,7 +19,7 @@ struct GroupWeight<true> {
 constexpr u32 kMostTokensOnce = 64;
 
 // Few tokens of each group: their tile holds all of them, and the kernel does little but read B. With 256 rows of B in
-// a tile it gained nothing (docs/experiments.md).
+// a tile Tile::kReadsOnce gained nothing (docs/experiments.md).
 template <class Config>
 __device__ __forceinline__ constexpr bool may_read_once() {
     return Config::kSwapAB && Config::kBlockM <= kMostTokensOnce && Config::kBlockN <= 128 &&
@@ -34,8 +34,8 @@ template <class Config, class Walk>
 struct GroupWalk : TileScheduler, GroupWeight<may_read_once<Config>()> {
     static constexpr u32 kClusterSize = Config::kClusterM * Config::kClusterN;
     static constexpr bool kMayReadOnce = may_read_once<Config>();
-    // Bytes that are read of B, several times what L2 holds, from which on Tile::kReadsOnce gains: with 268 MB and more
-    // it takes 0.98 to 1.00 of the time, with less 0.97 to 1.05 (H200, docs/experiments.md).
+    // Bytes that are read of B, several times what L2 holds, from which on Tile::kReadsOnce gains: most tiles then take
+    // 0.98 to 0.99 of the time on average, with 67 to 235 MB 0.99 to 1.01 (H200, docs/experiments.md).
     static constexpr u64 kLargeBytes = 250000000;
 
     u32 num_groups, n_tiles, band;  // n_tiles: cluster tiles along n for each along m
@@ -87,8 +87,8 @@ struct GroupWalk : TileScheduler, GroupWeight<may_read_once<Config>()> {
     }
 
    private:
-    // Whether the groups that have rows have much B and one tile along m each, if those beyond the 32 held are like
-    // these; by the whole warp. Where some had two, it lost up to 5 %.
+    // Whether the groups that have rows have much B, and one tile along m each: where some had two, most tiles took up
+    // to 1.03 of the time. By the 32 groups held, as if they were one of as many whole rounds; by the whole warp.
     __device__ __forceinline__ bool reads_much_once() const {
         const u32 below = __shfl_up_sync(0xffffffff, sums.inclusive, 1);
         const bool has_rows = sums.inclusive > (threadIdx.x % 32 == 0 ? 0 : below);
