@@ -47,10 +47,8 @@ PRIVATE = re.compile(r"(?<!\d)/|/(?!\d)|\\|GPU-|MIG-[0-9a-f]{8}|@")
 EXTRAS = ("error", "samples", "q10_us", "q90_us", "mad_us")
 SEARCH_EXTRAS = ("max_abs_error", "ratio_low", "ratio_high")
 CENSORED_EXTRAS = ("median_us",)
-#: Numbers of a block that are whole in a snapshot, where they take a quarter of the room.
-ROUNDED = ("anchor_us", "power_w")
-#: From so many microseconds on the time of a search row is whole, too, where that is within 0.2 %: its ratio is exact.
-WHOLE_FROM_US = 250.0
+#: Numbers of a block that are whole in a snapshot, in a quarter of the room; so are times of search rows from this on.
+ROUNDED, WHOLE_FROM_US = ("anchor_us", "power_w"), 250.0
 #: Blocks that are asked about together: a query takes so many values, and no more.
 BLOCKS_AT_A_TIME = 500
 #: What nothing needs of a config that is slower than the best of its block by more than this factor.
