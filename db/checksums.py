@@ -18,11 +18,11 @@ from tuner.db import tables
 from tuner.db.checks import MEASUREMENT_COLUMNS
 from tuner.db.faults import damaged
 
-#: The columns that are numbers; NULL counts as NaN, which no row can hold.
-NUMBERS = tuple(
-    column.name
-    for column in tables.measurement.columns
-    if column.type.python_type in (int, float) and column.name not in ("block_id", "config_id", "checksum")
+#: The columns that are numbers, in the order in which a checksum covers them, whatever theirs is in the table; NULL
+#: counts as NaN, which no row can hold.
+NUMBERS = (
+    *("num_samples", "median_us", "mad_us", "q10_us", "q90_us", "ratio", "ratio_low", "ratio_high"),
+    *("max_abs_error", "clock_mhz", "power_w"),
 )
 #: What a checksum covers of a block, in this order; references as keys.
 BLOCK_NAMES = (

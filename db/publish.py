@@ -30,6 +30,7 @@ from tuner.db.newest import (
     leave_visits,
     select_kernels,
 )
+from tuner.db.short_rows import compact
 from tuner.db.store import Store
 from tuner.db.transfer import add_tables, open_source, read_measurements_of
 from tuner.db.values import make_key
@@ -38,17 +39,18 @@ from tuner.problems.regimes import is_energy, is_own
 
 #: The recorded snapshot is part of the package and must stay smaller than this.
 MAX_SNAPSHOT_BYTES = 8_000_000
-#: No measured row of a snapshot takes less: the lengths of its values, its place in a page, two references and a
-#: checksum.
-LEAST_ROW_BYTES = 28
+#: No measured row of a snapshot takes less: the lengths of its values, its place in a page, two references, a checksum.
+LEAST_ROW_BYTES = 18
 #: Matches a path, an address or a board's UUID, none of which may be in a snapshot; a slash between digits is a shard.
 PRIVATE = re.compile(r"(?<!\d)/|/(?!\d)|\\|GPU-|MIG-[0-9a-f]{8}|@")
 #: What nothing needs of a snapshot: of every row, of search rows, and of those that the race dropped: a ratio says it.
 EXTRAS = ("error", "samples", "q10_us", "q90_us", "mad_us")
 SEARCH_EXTRAS = ("max_abs_error", "ratio_low", "ratio_high")
 CENSORED_EXTRAS = ("median_us",)
-#: Numbers of a block that are whole in a snapshot, in a quarter of the room; so are times of search rows from this on.
-ROUNDED, WHOLE_FROM_US = ("anchor_us", "power_w"), 250.0
+#: Numbers of a block that are whole in a snapshot, in a quarter of the room.
+ROUNDED = ("anchor_us", "power_w")
+#: Times of search rows are whole from this on.
+WHOLE_FROM_US = 250.0
 #: Blocks that are asked about together: a query takes so many values, and no more.
 BLOCKS_AT_A_TIME = 500
 #: What nothing needs of a config that is slower than the best of its block by more than this factor.
@@ -65,15 +67,15 @@ def snapshot(
     snapshot is removed, too: all samples, quantiles and deviations, what compilers reported, in which order a block's
     configs ran, and the statistics of search rows except the median and the ratio (where the race dropped one, the
     ratio alone), the intervals of configs that are more than 0.5 % slower than the best of their block, and fractions
-    of a block's watts, of its anchor's microseconds and of those of search rows from 250 on. Every row gets a checksum.
-    With `sku` (or a short name), only that SKU's blocks with the newest two kernel hashes of each op kind are kept,
-    those of older ones that training joins to the newest, and the energies of problems of which no newer kernels have
-    any, but no block whose configs were all measured with more draws of the group sizes, too. Where that makes more
-    than `max_bytes`, the other older kernels of the op kinds with most rows are left out. Where that is not enough, so
-    are the visits to a sentinel between the first and the last one of a board in a sweep, then the search row of each
-    config that its block confirmed, of as few op kinds as need be: the confirmation is better. Those energies of older
-    kernels are left out last. Sentinels stay for `compare`; "sentinels" says how many of the measured rows are theirs.
-    Kernels that no problem was measured with to the end are no newer ones, and none of the kept ones.
+    of a block's watts and its anchor's microseconds, and of times of search rows from 250 us on. Every row gets a
+    checksum. With `sku` (or a short name), only that SKU's blocks with the newest two kernel hashes of each op kind are
+    kept, those of older ones that training joins to the newest, and the energies of problems of which no newer kernels
+    have any, but no block whose configs were all measured with more draws of the group sizes, too. Where that makes
+    more than `max_bytes`, the other older kernels of the op kinds with most rows are left out. Where that is not
+    enough, so are the visits to a sentinel between the first and the last one of a board in a sweep, then the search
+    row of each config that its block confirmed, of as few op kinds as need be: the confirmation is better. Those
+    energies of older kernels are left out last. Sentinels stay for `compare`; "sentinels" says how many of the measured
+    rows are theirs. Kernels that no problem was measured with to the end are no newer ones, and none of the kept ones.
     SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
@@ -363,15 +365,6 @@ def scrub_environment(row: dict) -> dict:
 def without_path(text: str | None) -> str | None:
     """Return `text`, or None where it looks private."""
     return None if text is None or PRIVATE.search(text) else text
-
-
-def compact(path: Path) -> None:
-    """Rewrite a database without free pages."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    try:
-        connection.execute("VACUUM")
-    finally:
-        connection.close()
 
 
 def check_private(found: Tables, target: Path) -> None:

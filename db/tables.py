@@ -46,8 +46,8 @@ from tuner.db.words import Word
 from tuner.measured import STATUSES
 
 APPLICATION_ID = 0x44474D54  # "DGMT", bytes 68-71 of the file: other applications' files are refused
-SCHEMA_VERSION = 8  # user_version of the file; raised by every migration
-REVISION = "0008"  # the newest migration
+SCHEMA_VERSION = 9  # user_version of the file; raised by every migration
+REVISION = "0009"  # the newest migration
 
 ROLES = ("confirm", "search")  # sorted: rows are then in the order of their words
 SWEEP_STATUSES = ("running", "finished", "interrupted", "failed")
@@ -198,6 +198,11 @@ def reals(*names: str) -> list[Column]:
     return [Column(name, REAL_NUMBER) for name in names]
 
 
+def checked(name: str, check: CheckConstraint) -> Column:
+    """Return a real column that may be NULL, with its own CHECK."""
+    return Column(name, REAL_NUMBER, check)
+
+
 def make_table(name: str, *parts, has_rowid: bool = True) -> Table:
     """Return a STRICT table; `parts` are columns, constraints, or lists of them. `has_rowid` matters to SQLite only."""
     flat = [item for part in parts for item in (part if isinstance(part, list) else [part])]
@@ -286,7 +291,8 @@ block = make_table(
 Index("ix_block_problem_id", block.c.problem_id)
 
 # Without a rowid, SQLite keeps the rows in the tree of their key. With a rowid it would store every key a second time,
-# in an index, which would be 25 % of a snapshot.
+# in an index, which would be 25 % of a snapshot. The columns that a snapshot leaves empty stand last,
+# with their CHECKs, so that they can be added behind its rows (short_rows.py).
 measurement = make_table(
     "measurement",
     reference("measurement", "block_id", "block"),
@@ -294,32 +300,23 @@ measurement = make_table(
     Column("role", ROLE, nullable=False),
     Column("status", STATUS, nullable=False),
     integers("num_samples", nullable=True),
-    reals(
-        "median_us",
-        "mad_us",
-        "q10_us",
-        "q90_us",
-        "ratio",
-        "ratio_low",
-        "ratio_high",
-        "max_abs_error",
-        "clock_mhz",
-        "power_w",
-    ),
-    Column("samples", LargeBinary),
-    optional_text("error"),
+    reals("median_us", "ratio"),
     # See checksums.py; NULL in rows that were recorded before there were any.
     Column("checksum", INTEGER, between("measurement", "checksum", -(2**31), 2**31 - 1)),
+    checked("ratio_low", positive("measurement", "ratio_low", MAX_TIME_US)),
+    checked("ratio_high", positive("measurement", "ratio_high", MAX_TIME_US)),
+    reals("max_abs_error", "clock_mhz", "power_w"),
+    checked("mad_us", between("measurement", "mad_us", 0.0, MAX_TIME_US)),
+    checked("q10_us", positive("measurement", "q10_us", MAX_TIME_US)),
+    checked("q90_us", positive("measurement", "q90_us", MAX_TIME_US)),
+    Column("samples", LargeBinary),
+    optional_text("error"),
     PrimaryKeyConstraint("block_id", "config_id", "role", name="pk_measurement"),
     one_of("measurement", "role", ROLE.numbers),
     one_of("measurement", "status", STATUS.numbers),
     CheckConstraint(f"status != {STATUS.get_number('ok')} OR median_us IS NOT NULL", name="ck_measurement_ok_has_time"),
     between("measurement", "num_samples", 1, 10**9),
-    *(
-        positive("measurement", name, MAX_TIME_US)
-        for name in ("median_us", "q10_us", "q90_us", "ratio", "ratio_low", "ratio_high")
-    ),
-    between("measurement", "mad_us", 0.0, MAX_TIME_US),
+    *(positive("measurement", name, MAX_TIME_US) for name in ("median_us", "ratio")),
     has_rowid=False,
 )
 

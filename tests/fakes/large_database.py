@@ -16,7 +16,7 @@ from deep_gemm.jit.hashing import kernel_hash
 from tests.fakes.databases import CONFIGS, add_context
 from tuner.db import Store, tables
 from tuner.db.checks import MEASUREMENT_COLUMNS
-from tuner.db.checksums import load_block_digests, load_config_digests, make_checksums
+from tuner.db.checksums import CHECKSUM, load_block_digests, load_config_digests, make_checksums
 from tuner.db.values import to_json
 from tuner.problems.fields import problem_row
 
@@ -99,15 +99,15 @@ def make_batch(numbers: list[int], configs: list[int], seed: int, has_samples: b
             values = (
                 30,
                 10.0 * ratio,
-                0.01,
-                None,
-                None,
                 ratio,
+                None,
                 ratio * 0.99,
                 ratio * 1.01,
                 *MISSING,
-                samples,
+                0.01,
                 None,
+                None,
+                samples,
                 None,
             )
             if place < NUM_CONFIRMED:
@@ -117,11 +117,11 @@ def make_batch(numbers: list[int], configs: list[int], seed: int, has_samples: b
 
 
 def to_stored(connection: Connection, blocks: list[int], rows: list[tuple]) -> list[tuple]:
-    """Return rows as they are stored: their words as numbers, and their checksums in the last column."""
+    """Return rows as they are stored: their words as numbers, and with their checksums."""
     digests = load_block_digests(connection, blocks), load_config_digests(connection)
     found = make_checksums(rows, *digests).tolist()
     return [
-        (block, config, NUMBERS[role], NUMBERS[status], *values[:-1], checksum)
+        (block, config, NUMBERS[role], NUMBERS[status], *values[: CHECKSUM - 4], checksum, *values[CHECKSUM - 3 :])
         for (block, config, role, status, *values), checksum in zip(rows, found, strict=True)
     ]
 

@@ -237,10 +237,10 @@ OLD_MEASUREMENT = (
 )
 
 
-def list_values(rows) -> list[tuple]:
-    """Return (column, value) of the rows of a query, what is NULL left out."""
+def list_values(rows) -> list[dict]:
+    """Return the values of the rows of a query by column, what is NULL left out; the order of columns may differ."""
     names = list(rows.keys()) if hasattr(rows, "keys") else [column[0] for column in rows.description]
-    return [tuple((name, value) for name, value in zip(names, row, strict=True) if value is not None) for row in rows]
+    return [{name: value for name, value in zip(names, row, strict=True) if value is not None} for row in rows]
 
 
 def test_a_reader_refuses_an_older_schema_and_names_the_remedy(tmp_path):

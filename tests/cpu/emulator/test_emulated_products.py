@@ -280,8 +280,8 @@ def test_only_weights_of_groups_with_rows_count(emulate):
 
 
 def test_groups_behind_the_first_32_are_judged_anew(emulate):
-    """32 groups of one tile, whose weights leave L2 first, then eight of which one has two tiles: with a defect in that
-    load, no group but the first 32 is wrong.
+    """32 groups of one tile, whose weights leave L2 first, then eight, two of which have two tiles: with a defect in
+    that load, no more is wrong than the first 32 hold.
     """
     sizes = (*[3] * 32, 17, 0, 5, 20, 0, 1, 0, 2)
     product = ONE_TILE["masked"]._replace(shape=Masked(130, 300, 20, sizes))

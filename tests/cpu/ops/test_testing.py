@@ -245,11 +245,14 @@ def test_a_line_for_each_rank_or_for_each_machine(monkeypatch, capsys, rank, env
     assert waits == ["from each\n", "once\n" if is_first else "", "\n"]
 
 
-def test_who_prints_is_known_from_where_a_process_joined(monkeypatch):
-    joined = {}
+def test_joining_needs_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="init_dist: needs a GPU"):
         dist.init_dist(0, 1)
+
+
+def test_who_prints_is_known_from_where_a_process_joined(monkeypatch):
+    joined = {}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch, "set_default_device", lambda device: None)

@@ -88,7 +88,7 @@ struct GroupWalk : TileScheduler, GroupWeight<may_read_once<Config>()> {
 
    private:
     // Whether the groups that have rows have much B, and one tile along m each: where some had two, most tiles took up
-    // to 1.03 of the time. By the 32 groups held, as if they were one of as many whole rounds; by the whole warp.
+    // to 1.03 of the time. By the 32 groups held, whose weights count once for each round of 32; by the whole warp.
     __device__ __forceinline__ bool reads_much_once() const {
         const u32 below = __shfl_up_sync(0xffffffff, sums.inclusive, 1);
         const bool has_rows = sums.inclusive > (threadIdx.x % 32 == 0 ? 0 : below);
