@@ -9,7 +9,7 @@ that take the same branches, as far as `name_family` knows them, are a family; o
 at least one. The layouts of A and B and what is done with C are counted apart, since a change may concern one of them
 alone.
 
-Result: {"compiler", "changes": [{"op", "before", "now": kernel hashes, "of": canonical kernels, "families", "kernels":
+Result: {"changes": [{"op", "before", "now": kernel hashes, "compiler", "of": canonical kernels, "families", "kernels":
 {layouts as "a_major b_major", with C as "a_major b_major c_mode", all that the op kind has: compared; older changes
 count kernels with C under the layouts alone}, "differ": {layouts: kernels with other code}, "added": those that the
 older generator does not write, which are not compared,
@@ -272,12 +272,13 @@ def run(args: argparse.Namespace) -> int:
     told = ask(old.folder, changed)
     if told["rules"] != ask(ROOT, ())["rules"]:
         raise errors.TunerError(f"{args.old}: nothing to compare: flags or arguments differ, so no kernel is the same")
-    changes = list(read_changes())
+    changes, compiler = list(read_changes()), f"NVRTC {nvrtc.get_nvrtc().version_text}"
     for op in changed:
         found = compare(op, told["sources"][op], old.folder / "deep_gemm" / "include", args.every)
         print(f"{op}: {found}", flush=True)
-        changes = replace(changes, {"op": op, "before": before[op], "now": hashing.kernel_hash(op)} | found)
-        write_json(args.out, {"compiler": f"NVRTC {nvrtc.get_nvrtc().version_text}", "changes": changes})
+        change = {"op": op, "before": before[op], "now": hashing.kernel_hash(op), "compiler": compiler} | found
+        changes = replace(changes, change)
+        write_json(args.out, {"changes": changes})
     return 0
 
 
