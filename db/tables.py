@@ -291,8 +291,8 @@ block = make_table(
 Index("ix_block_problem_id", block.c.problem_id)
 
 # Without a rowid, SQLite keeps the rows in the tree of their key. With a rowid it would store every key a second time,
-# in an index, which would be 25 % of a snapshot. The columns that a snapshot leaves empty stand last,
-# with their CHECKs, so that they can be added behind its rows (short_rows.py).
+# in an index, which would be 25 % of a snapshot. The columns that a snapshot leaves empty stand last, with their
+# CHECKs, so that they can be added behind its rows (short_rows.py).
 measurement = make_table(
     "measurement",
     reference("measurement", "block_id", "block"),

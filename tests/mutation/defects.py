@@ -3,10 +3,6 @@
 #: {(file, tests): [(old, new), ...]}
 Defects = dict[tuple[str, str], list[tuple[str, str]]]
 
-_CHECKS = (
-    "tests/cpu/db/test_checks.py tests/fault/test_db_damage.py tests/cpu/db/test_store.py tests/cpu/db/test_schema.py"
-)
-
 DEFECTS: Defects = {
     (
         "deep_gemm/jit/cache.py",
@@ -118,47 +114,6 @@ DEFECTS: Defects = {
         ("row.config == heuristic, ", "False, "),
         ("    if not timed:\n        return None\n", "    if False:\n        return None\n"),
     ],
-    ("db/checks.py", _CHECKS): [
-        ("    except RecursionError as error:\n", "    except MemoryError as error:\n"),
-        ("if not isinstance(found, list) or not all(", "if not all("),
-        ("    if len(known_ids) != len(ids):\n", "    if False:\n"),
-        ('    if key != row["key"]:\n', "    if False:\n"),
-        ('        check_names("block", row)\n', "        pass\n"),
-        ("    if bad.any():\n", "    if False:\n"),
-        ('low_enough = values >= 0 if name == "mad_us" else values > 0', "low_enough = values >= 0"),
-        ("    if not blob or len(blob) % 4:\n", "    if False:\n"),
-    ],
-    ("db/queries.py", _CHECKS): [
-        ('        if ties[:1] != [row["config_id"]]:\n', "        if False:\n"),
-        ("    check_devices(path, found)\n", "    pass\n"),
-        ("        if stored.op != block.problem.op:\n", "        if False:\n"),
-        ("zip(rows, legal, strict=True) if is_legal]", "zip(rows, legal, strict=True)]"),
-    ],
-    ("db/naturals.py", "tests/fault/test_db_damage.py tests/cpu/db/test_transfer.py"): [
-        ("max(known, row, key=key_of)", "row"),
-        ('(known["device_id"], known["problem_id"]) != (row["device_id"], row["problem_id"])', "False"),
-        ("    if row.keys() != columns.keys():\n", "    if False:\n"),
-        (
-            "    except (KeyError, TypeError, ValueError) as error:\n        place",
-            "    except MemoryError as error:\n        place",
-        ),
-        ("        check_key(path, f\"{name} {row['key']}\", row, MAKE_KEY[name])\n", "        pass\n"),
-    ],
-    ("db/words.py", "tests/cpu/db/test_small_rows.py"): [
-        ("        if word not in self.words:\n", "        if False:\n"),
-        ("isinstance(stored, int) and stored in self.numbers else repr(stored)", "stored in self.numbers else stored"),
-        ("enumerate(self.words)", "enumerate(reversed(self.words))"),
-    ],
-    ("db/checksums.py", "tests/fault/test_row_checksums.py tests/cpu/db/test_snapshot.py"): [
-        ("    if wrong.any():\n", "    if False:\n"),
-        ('"device_id", "reference_config_id"),', '"device_id"),'),
-        ('[words[word] for word in columns["status"]],\n', ""),
-        ('np.float64) for part in parts], axis=1).astype("<f8") + 0.0', "np.float64) for part in parts], axis=1)"),
-        ('for name in ("samples", "error"))', 'for name in ("samples",))'),
-        ('[blocks.get(reference) for reference in columns["block_id"]],\n', ""),
-        ('    return found | {"measurement": dict(zip(rows, checked, strict=True))}\n', "    return found\n"),
-        (".where(table.c.checksum.is_(None))", ".where(table.c.checksum.is_not(None))"),
-    ],
     ("tuner/search/precompile.py", "tests/cpu/tuner/search/test_precompile.py"): [
         ("if not is_kept or any(", "if True or any("),
         ("num_processes, done, on_done, is_pool_kept)", "num_processes, done, on_done, False)"),
@@ -239,23 +194,6 @@ DEFECTS: Defects = {
         ("block.legal.rows and is_own(known.regime)", "block.legal.rows"),
         ("column[entry.candidates[used[entry.candidates]]]", "column[entry.candidates]"),
     ],
-    ("db/engine.py", "tests/fault/test_db_damage.py tests/fault/test_db_faults.py tests/cpu/db/test_schema.py"): [
-        ('"trusted_schema = OFF",', '"trusted_schema = ON",'),
-        ('("journal_mode = DELETE", "synchronous = FULL")', '("journal_mode = DELETE", "synchronous = OFF")'),
-        ("    check_mark(path)\n    writer", "    writer"),
-        ("    if not stat.S_ISREG(kind):\n", "    if False:\n"),
-        (
-            "    if problems:\n        raise damaged(path, problems[0])\n\n\ndef make_sqlite_engine",
-            "    return\n\n\ndef make_sqlite_engine",
-        ),
-        ('"BEGIN IMMEDIATE" if mode == "rw" else "BEGIN"', '"BEGIN"'),
-    ],
-    ("db/lock.py", "tests/fault/test_db_files.py tests/fault/test_db_faults.py"): [
-        ("            os.close(lock.handle)\n        lock", "            pass\n        lock"),
-        ("fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB"),
-        ('os.pwrite(self.handle, f"{os.getpid()}\\n".encode(), 0)', "pass"),
-        (" | os.O_NOFOLLOW", ""),
-    ],
     (
         "tuner/files.py",
         "tests/cpu/tuner/test_files.py tests/fault/test_db_files.py tests/cpu/tuner/learn/test_train.py",
@@ -277,17 +215,6 @@ DEFECTS: Defects = {
     ],
     ("tuner/measure/worker_client.py", "tests/fault/test_worker_faults.py"): [
         ('        if hello.get("package") != hashing.package_hash():\n', "        if False:\n"),
-    ],
-    ("db/interrupts.py", "tests/fault/test_interrupts.py"): [
-        ("        seen.append(number)\n", "        handler(number, frame)\n"),
-        ("        if len(seen) > 1:\n", "        if False:\n"),
-        ("        signal.signal(signal.SIGINT, handler)\n", "        pass\n"),
-        ("        if seen:\n", "        if False:\n"),
-    ],
-    ("db/store.py", "tests/fault/test_db_files.py tests/fault/test_interrupts.py tests/cpu/db/test_store.py"): [
-        ("                if time.monotonic() >= start + self.patience_s:\n", "                if True:\n"),
-        ('        if self.mode != "rw":\n', "        if False:\n"),
-        ("rowcount != 1:", "rowcount > 1:"),
     ],
     ("tuner/learn/forest.py", "tests/fault/test_training_folder.py tests/cpu/tuner/learn/test_train.py"): [
         ("(child <= nodes[inner]).any()", "False"),

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from tests.mutation.board_defects import BOARD_DEFECTS
 from tests.mutation.compare_defects import COMPARE_DEFECTS
+from tests.mutation.db_defects import DB_DEFECTS
 from tests.mutation.defects import DEFECTS
 from tests.mutation.mega_defects import MEGA_DEFECTS
 from tests.mutation.native_defects import NATIVE_DEFECTS
@@ -45,7 +46,7 @@ class Defect(NamedTuple):
 
 def list_defects(is_native: bool) -> Iterator[Defect]:
     """Yield the defects of Python and, where asked, those of C++."""
-    own = (DEFECTS, BOARD_DEFECTS, COMPARE_DEFECTS, TILE_DEFECTS, MEGA_DEFECTS)
+    own = (DEFECTS, DB_DEFECTS, BOARD_DEFECTS, COMPARE_DEFECTS, TILE_DEFECTS, MEGA_DEFECTS)
     for groups in (*own, *([NATIVE_DEFECTS] if is_native else [])):
         for (file, tests), changes in groups.items():
             for old, new in changes:
