@@ -7,33 +7,41 @@ on the new ones beside the heuristic's picks (docs/tuning.md, "New kernels and o
 was not, stands at the entries. They hold for these hashes alone: the next change of the kernels ends them.
 """
 
-#: {op kind: (kernel hash, each older one whose measurements choose for it)}. The older ones are those of the kernels
-#: before C came one tile ahead, and those of the H100's artefact. Of the former is the H200's artefact where the
-#: present kernels were not swept again. Between the former and the present ones the machine code of kernels that do not
-#: add onto C is the same to the byte, but for 17 of 3,073 that were compared, of masked FP8 products and groups of K:
-#: the compiler orders their instructions otherwise (benchmarks/same_code.json). Of those that do add, the older trees'
-#: choices take 0.984 of the time of the heuristic's picks in 88 groups of K in FP8, 0.989 in 76 in BF16 and 0.998 in 44
-#: weight gradients in FP8, 1.02 at most (a sweep of the present kernels on an H200); no tree chose for BF16 products
-#: onto C, which had not been swept. From the H100's on, where A and B are K-major, as all FP8 operands are, the code is
-#: else the same, too. MN-major ones leave out what lies beyond the matrix: on an H200 the choices for 17 products with
-#: such operands take 0.974 of their time before, 0.81 to 1.00. `fp8_paged_mqa_logits` has no entry of the H100's: with
-#: newer kernels its choices for 108 caches take 1.002 of the time of the heuristic's picks, and up to 1.22 (an H200).
-#: Kernels of groups of rows with ends walk their tiles otherwise since the ones before: of nine choices for groups of
-#: 130 to 8,192 rows they take 0.99 of the time, 0.97 to 1.02, and 1.00 over 41 kernels (an H200). Of masked groups and
-#: of groups with ends, the first older hash is of the kernels in which B of FP8 alone left L2 first, from 400 MB on and
-#: also beside groups of two tiles: only swapped tiles of up to 64 tokens by 128 rows of the weight have other machine
-#: code since (benchmarks/same_code.json). Masked products of up to 64 expected rows with 230 MB of weights and more
-#: were swept again, groups with ends were not timed. The next one of theirs, and the first of all others, is of the
-#: kernels before B of these groups left L2 first: only FP8 kernels with swapped tiles had other machine code after it.
-#: Masked ones were swept again then; in two sweeps such tiles take 0.98 of their time before where weights are large,
-#: beside other tiles. Of these groups, the one behind it is of the kernels before both walks over groups shared a
-#: class. The one after that (of other op kinds the second) is of the kernels before FP8 tiles of 64 rows could have
-#: their math warpgroups side by side; of masked FP8 products one more stands between, of an earlier form of these
-#: tiles. Other tiles have had the same code since, to the byte, but for the order of instructions in some kernels of
-#: masked FP8 products, which were swept again, and of groups with ends, which were not timed (benchmarks/same_code.json
-#: counts both).
+#: {op kind: (kernel hash, each older one whose measurements choose for it)}, the newest first. What each step from an
+#: older hash to the next newer one changed, from the newest on, with the op kinds that have the step. Code that is said
+#: to be the same was compared byte by byte (benchmarks/same_code.json counts it), and times are of H200s:
+#:
+#: - `fp8_gemm`, `bf16_gemm`: no code. Grids of a few tokens have several CTAs an SM: 42 kernels with rings for them
+#:   take 0.94 of their time, 0.76 to 1.00, and gain alike by whatever they are chosen. Problems of up to 64 rows and
+#:   more than 8,448 columns were swept again; narrow plain tiles have such grids from 4,225 columns on, too.
+#: - Masked groups and groups with ends: weights leave L2 first no more where an SM has the memory for three CTAs, which
+#:   gained nothing (0.98 to 1.02 in 72 BF16 products), and of more than 32 groups the 32 held speak for the others.
+#:   Masked products with 230 MB of weights and more were swept again, groups with ends were not timed.
+#: - Masked groups and groups with ends: before, B of FP8 alone left L2 first, from 400 MB on and also beside groups of
+#:   two tiles. Only swapped tiles of up to 64 tokens by 128 rows of the weight have other code since. Masked products
+#:   of up to 64 expected rows with 230 MB of weights and more were swept again, groups with ends were not timed.
+#: - All op kinds: before, no B left L2 first. Only FP8 kernels of masked groups and groups with ends that have swapped
+#:   tiles had other code after it. Masked ones were swept again then; such tiles take 0.98 of their time before where
+#:   weights are large, beside other tiles.
+#: - Masked groups and groups with ends: both walks over groups share a class since.
+#: - Masked FP8 products: an earlier form of the tiles of the next step.
+#: - All op kinds: FP8 tiles of 64 rows may have their math warpgroups side by side. Other tiles have had the same code
+#:   since, but for the order of instructions in some kernels of masked FP8 products, which were swept again, and of
+#:   groups with ends, which were not timed.
+#: - Masked groups and groups with ends: the latter walk their tiles otherwise. Nine choices for 130 to 8,192 rows take
+#:   0.99 of the time, 0.97 to 1.02, and 41 kernels 1.00.
+#: - C comes one tile ahead; of the kernels before is the H200's artefact where newer ones were not swept. Kernels that
+#:   do not add onto C have the same code since, but for 17 of 3,073 (masked FP8, groups of K), whose instructions have
+#:   another order. Of those that add, the older trees' choices take 0.984 of the time of the heuristic's picks in 88
+#:   groups of K in FP8, 0.989 in 76 in BF16 and 0.998 in 44 weight gradients in FP8, 1.02 at most; no tree chose for
+#:   BF16 products onto C, which had not been swept.
+#: - From the H100's artefact on, whose hash is the last: with K-major operands, as all of FP8 are, the code is else the
+#:   same. MN-major ones leave out what lies beyond the matrix: the choices for 17 such products take 0.974 of the time
+#:   before, 0.81 to 1.00. `fp8_paged_mqa_logits` has no entry of the H100's: its choices for 108 caches take 1.002 of
+#:   the time of the heuristic's picks, and up to 1.22.
 SERVED: dict[str, tuple[str, ...]] = {
     "fp8_gemm": (
+        "dd9eff728619ba7bfa11e9f980ee31438f667a83c926401a2f94bbbe5abbdd86",
         "5c7fe8b92236e1af0d497369b4ac6d964803686cfa98abd08e9c5ae78f48afb8",
         "0ec94ba9438ef1e74cca733c0bf6f025e0dc1362e47bee42832dd41c056b96e9",
         "e87432ae30afdd8165bc2c33d1a995a523922ca35ee919c39fe9899981631534",
@@ -41,6 +49,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "3fd8a3809f914908d14152c8718e417e18132c62940cf93103c48e5d60ffe7d9",
     ),
     "bf16_gemm": (
+        "af341a040db30649f2c8fb58798bd1de1fb71eb5d40dc794a8f4829ef4027321",
         "12572bdb85d09a1e05d3aac75361e9d2fdbf29358611b3c00c4d6e747887c3da",
         "e0741f3b3146265b4147c7143b78f8554a1de2f0b0c634cb19e2731472f6c304",
         "5592229e005e1735c3d94fb970619a707a5c8afcdb31202e32a39cf4dd074844",
@@ -62,6 +71,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "22eae68bc056be1ee003b56858def5619861018fd3fb2095e8ca237a90770aca",
     ),
     "m_grouped_fp8_gemm_masked": (
+        "f147591e106d9480c2ae08e9500adbe0c58278576b90527c44cd70f4170a30fc",
         "d9599f706608f87fbd6a227642373a5dd37d363e87538f66792eeeb1fe79a245",
         "8426e3666e9d8e51659d783e2790ad54ec3f05cbcf49b6249aec5ad6abf0d681",
         "850d69fa5409e49d83c6d9dbb57fde7cc04d9bfe6af0bbb09f158d25ad3aff6d",
@@ -73,6 +83,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "d3d7e8a9ce70f0f3a967eee4a4479a34a2c7d1ae62e9daa2e44a435ae39d0b96",
     ),
     "m_grouped_bf16_gemm_masked": (
+        "fc0220fa383d9b8209300c8836873a273acb8a5b24dca1dd14b06038ae52622a",
         "2071618c1a8a15e196fd8841e98dffc20685c6d49ea3da82c66e6ee69c69b2a5",
         "9d9bf49fd832ac589f07793ce5109a18208fd0162450442396afbb8a2b3356d8",
         "919cf078818b7dea76ce2f4b73df34e8904d07d93b3702a5c98ef25b1b53648d",
@@ -97,6 +108,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "3c42891f2fad5684aa9b90abf46df722f891fba6849b513f78844e672ca0d350",
     ),
     "m_grouped_fp8_gemm_psum": (
+        "0640a09c2d7feadc0d363baa60718a05eca50e6273fa3cab7f93a02282a3d9a1",
         "2224ad5b58de63447f31ab753b9300c3d4d2062c102c029b4616419cfcd389a1",
         "caf9df5b09eed8a710efea3563c269b0d9a5d9f84f81c42d7e9947b96fabb202",
         "e7db63014e2bf1713698edc16b611640160d4237d771c37107b15df6c09c7402",
@@ -107,6 +119,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "678991e2ae13e20573609d49f2aa424420467ae83587832d71d9b18ce31703ff",
     ),
     "m_grouped_bf16_gemm_psum": (
+        "3b5db6ddb25992498ca8f7866dd03e8a26f7999c787e881a64738389bae0f483",
         "007c31ca3b6e45275d771c6948143ecc2235688eeba85f05104e400b52dcd2e4",
         "defa6a3ccaa631bf5343bcdb7cefda1ceb62d86d01f7a3b346d5862214e1f08d",
         "ef46cf61305affd5ba213fd7a5e9aa8fdda712fc579e1a6556b4cbfedacea6aa",

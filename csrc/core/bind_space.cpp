@@ -11,6 +11,7 @@
 #include "core/candidates.hpp"
 #include "core/config_features.hpp"
 #include "core/error.hpp"
+#include "core/grid.hpp"
 #include "core/heuristic.hpp"
 #include "core/legality.hpp"
 #include "core/logits_estimate.hpp"
@@ -85,6 +86,8 @@ void bind_legality(py::module_& m) {
     m.attr("STAGE_K_BYTES") = kStageKBytes;
     m.attr("ANY_TILE_ALIGNMENT") = kAnyTileAlignment;
     m.attr("MIN_VECTOR_LOOP_COLUMNS") = kMinVectorLoopColumns;
+    m.attr("SM_SMEM_BYTES") = kSmSmemBytes;
+    m.attr("SMEM_RESERVED_BYTES") = kSmemReservedBytes;
     m.attr("TILE_QUEUE_BYTES") = kTileQueueBytes;
     m.def("is_legal", &is_legal, "problem"_a, "config"_a, "device"_a,
           "Return whether `config` may run; never depends on m, n or k.");
@@ -108,6 +111,10 @@ void bind_legality(py::module_& m) {
           "Return whether a math warpgroup holds two partial accumulators.");
     m.def("blocks_per_sm", &blocks_per_sm, "problem"_a, "config"_a,
           "Return how many CTAs share an SM, by their shared memory and registers.");
+    m.def(
+        "grid_revision", [](const std::string& op) { return grid_revision(op_kind(parse_op(op))); }, "op"_a,
+        "Return the revision of how many CTAs of an op kind's grids share an SM. Raises: ProblemError for an unknown "
+        "one.");
     m.def("is_staged", &is_staged, "problem"_a, "config"_a,
           "Return whether D leaves through a tile in shared memory by TMA, else by the threads' own stores.");
     m.def("has_two_d_tiles", &has_two_d_tiles, "problem"_a, "config"_a,

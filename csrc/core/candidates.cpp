@@ -83,17 +83,16 @@ void append_ahead(std::vector<Config>& space, const Problem& variant, Config con
     if (is_worth_it && config.num_stages < deepest) space.push_back(config);
 }
 
-// The tile with rings for one, two and three CTAs to an SM. The CTAs of a split must share their SMs, or the clusters
-// do not all fit at once. Narrow tiles gain from a shallower ring even where no second CTA runs beside them (H200, m
-// 16, n 24576, k 1536: 12.0 us against 12.5).
+// The tile with rings for one and two CTAs to an SM, and for three where it is swapped. The CTAs of a split must share
+// their SMs, or the clusters do not all fit at once. Narrow tiles gain from a shallower ring even where no second CTA
+// runs beside them (H200, m 16, n 24576, k 1536: 12.0 us against 12.5).
 void append_rings(std::vector<Config>& space, const Problem& variant, Config config, const Device& device) {
     config.num_stages = deepest_ring(config, kDeepestRing,
                                      [&](const Config& c) { return smem_bytes(variant, c) <= device.smem_bytes; });
     if (!is_legal(variant, config, device)) return;
     const bool is_small = math_warpgroups(config) == 1 && (config.swap_ab != 0 || config.block_n <= kMaxShallowN);
     const bool is_split = config.split_k > 1;
-    const bool may_crowd = config.swap_ab != 0 && (is_split || op_kind(variant.op).is_grouped());
-    const int deepest = config.num_stages, most_blocks = may_crowd ? kMaxBlocksPerSm : 2;
+    const int deepest = config.num_stages, most_blocks = config.swap_ab != 0 ? kMaxBlocksPerSm : 2;
     if (!is_split || !is_small) space.push_back(config);
     append_ahead(space, variant, config);
     for (int blocks = 2; is_small && blocks <= most_blocks; ++blocks) {

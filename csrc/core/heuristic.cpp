@@ -139,7 +139,12 @@ Tiling Tiler::divide_inline(const Config& config, const TileFacts& facts) {
                                  : ceil_shift(rows.tiles, config.cluster_m);
     tiling.cluster_tiles = saturating_product(tiling.m_cluster_tiles, ceil_shift(tiling.n_tiles, config.cluster_n));
     const int32_t cluster_size = config.cluster_m * config.cluster_n * config.split_k;
-    tiling.slots = std::max<int64_t>(1, count_slots(sms_, cluster_size, facts.blocks_per_sm));
+    // As if all CTAs that fit shared an SM, also of dense products, whose grids may have fewer (core/grid.hpp): with
+    // the grid's own number the heuristic loses the same (H200, 1,077 problems). With a limit of SMs all persistent
+    // grids have one CTA an SM; the estimate of groups does not know that.
+    const bool is_limited = problem_.num_sms != 0 && !kind.is_grouped() && config.split_k == 1;
+    const int32_t blocks = is_limited ? 1 : facts.blocks_per_sm;
+    tiling.slots = std::max<int64_t>(1, count_slots(sms_, cluster_size, blocks));
     if (kind.is_summed())
         tiling.parts = problem_.batch_invariant ? count_invariant_parts(problem_)
                                                 : std::max<int64_t>(1, tiling.slots / tiling.cluster_tiles);
@@ -152,9 +157,7 @@ Tiling Tiler::divide_inline(const Config& config, const TileFacts& facts) {
     } else {
         tiling.rounds = double(ceil_div(pieces, tiling.slots));
     }
-    tiling.blocks_per_sm = facts.blocks_per_sm == 1
-                               ? 1
-                               : int(std::min<int64_t>(facts.blocks_per_sm, ceil_div(pieces * cluster_size, sms_)));
+    tiling.blocks_per_sm = blocks == 1 ? 1 : int(std::min<int64_t>(blocks, ceil_div(pieces * cluster_size, sms_)));
     return tiling;
 }
 

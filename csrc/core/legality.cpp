@@ -328,13 +328,16 @@ std::string impossible_reason(Op op, const Config& config, const Device& device)
     return legality_reason(variants[size_t(op)].front(), config, device);
 }
 
+int fitting_blocks(int registers, int threads) {
+    return kSmRegisters / (int(align_up(registers, kRegisterUnit)) * threads);
+}
+
 int blocks_per_sm(const Problem& problem, const Config& config) {
     // Two math warpgroups divide all registers of an SM among themselves.
     if (math_warpgroups(config) > 1 || is_logits(problem)) return 1;
-    const int registers =
-        int(align_up(estimate_registers(problem, config), kRegisterUnit)) * num_threads(problem, config);
-    const int64_t by_smem = kSmSmemBytes / (smem_bytes(problem, config) + kSmemReservedBytes);
-    return int(std::clamp<int64_t>(std::min<int64_t>(by_smem, kSmRegisters / registers), 1, kMaxBlocksPerSm));
+    const int64_t by_registers = fitting_blocks(estimate_registers(problem, config), num_threads(problem, config)),
+                  by_smem = kSmSmemBytes / (smem_bytes(problem, config) + kSmemReservedBytes);
+    return int(std::clamp<int64_t>(std::min(by_smem, by_registers), 1, kMaxBlocksPerSm));
 }
 
 }  // namespace deep_gemm

@@ -167,6 +167,9 @@ std::string legality_reason(const Problem& problem, const Config& config, const 
 // Empty when the config is legal for some variant of the op kind, else why it can never run.
 std::string impossible_reason(Op op, const Config& config, const Device& device);
 
+// CTAs of `threads` threads, each with so many `registers`, that an SM has registers for.
+int fitting_blocks(int registers, int threads);
+
 // CTAs that an SM holds at once, by shared memory and registers, up to kMaxBlocksPerSm.
 int blocks_per_sm(const Problem& problem, const Config& config);
 

@@ -63,6 +63,7 @@ enum DeviceAttribute : int {
 
 enum FunctionAttribute : int {
     kLocalSizeBytes = 3,
+    kNumRegisters = 4,
     kMaxDynamicSharedSizeBytes = 8,
 };
 

@@ -45,6 +45,8 @@ int read_attribute(const Api& cuda, const LoadedKernel& kernel, driver::Function
 
 void set_attributes(const Api& cuda, LoadedKernel& kernel) {
     kernel.local_bytes = read_attribute(cuda, kernel, driver::kLocalSizeBytes);
+    const int registers = read_attribute(cuda, kernel, driver::kNumRegisters);
+    kernel.register_blocks = fitting_blocks(registers, num_threads(kernel.problem, kernel.config));
     const int smem = int(kernel.dynamic_smem_bytes);
     check_load(cuda,
                cuda.kernel_set_attribute(driver::kMaxDynamicSharedSizeBytes, smem, kernel.handle, kernel.gpu->handle),
@@ -87,7 +89,7 @@ std::unique_ptr<LoadedKernel> load_new(const Gpu& gpu, const Problem& identity, 
     const int blocks = is_logits(identity) ? 1 : blocks_per_sm(identity, config);
     const int64_t smem = std::max(smem_bytes(identity, config), second ? smem_bytes(identity, *second) : 0);
     auto kernel = std::make_unique<LoadedKernel>(
-        LoadedKernel{&gpu, identity, config, second, name, std::string(cubin), nullptr, smem, 0, blocks, 0});
+        LoadedKernel{&gpu, identity, config, second, name, std::string(cubin), nullptr, smem, 0, blocks, 0, 0});
     const RelaxedCapture relaxed(cuda);
     const ContextGuard context(gpu);
     kernel->handle = find_kernel(cuda, kernel->cubin, name);

@@ -23,8 +23,9 @@ struct LoadedKernel {
     driver::Kernel handle;  // context-free
     int64_t dynamic_smem_bytes;
     int local_bytes;
-    int blocks_per_sm;  // CTAs that an SM holds at once, by registers and shared memory
-    int max_clusters;   // clusters that the device holds at once; 0 = not limited (clusters of one CTA)
+    int blocks_per_sm;    // CTAs that an SM holds at once, by shared memory and the registers as estimated
+    int register_blocks;  // CTAs that an SM has registers for, as the kernel was compiled
+    int max_clusters;     // clusters that the device holds at once; 0 = not limited (clusters of one CTA)
 
     driver::Function function() const { return reinterpret_cast<driver::Function>(handle); }
     int cluster_size() const { return config.cluster_m * config.cluster_n * config.split_k; }

@@ -10,8 +10,8 @@
 #include <string>
 
 #include "core/error.hpp"
+#include "core/grid.hpp"
 #include "core/heuristic.hpp"
-#include "core/legality.hpp"
 #include "core/second_tile.hpp"
 #include "runtime/band.hpp"
 #include "runtime/operand_checks.hpp"
@@ -100,9 +100,10 @@ int64_t count_parts(const Problem& problem, int64_t clusters, const ClusterTiles
 
 // Clusters of the grid, which is persistent.
 int64_t count_clusters(const Problem& problem, const Config& config, const ClusterTiles& tiles, int num_sms,
-                       int sm_count, int max_clusters) {
+                       int sm_count, int max_clusters, int register_blocks) {
     const int64_t sms = num_sms > 0 ? std::min(num_sms, sm_count) : sm_count;
-    const int64_t ctas = is_grouped(problem.op) && num_sms == 0 ? blocks_per_sm(problem, config) : 1;  // on an SM
+    const int64_t ctas =  // on an SM
+        num_sms > 0 ? 1 : grid_blocks_per_sm(problem, config, tiles.m, tiles.count(), sm_count, register_blocks);
     int64_t clusters = std::max<int64_t>(sms * ctas / (int64_t(config.cluster_m) * config.cluster_n), 1);
     if (max_clusters > 0) clusters = std::min(clusters, max_clusters * ctas);
     return std::min(clusters, count_parts(problem, clusters, tiles) * tiles.count());
@@ -225,15 +226,16 @@ SecondTile make_second_tile(const LoadedKernel& kernel, const SecondGeometry& ge
 }  // namespace
 
 LaunchGeometry get_geometry(const Problem& problem, const Config& config, int num_sms, const Device& device,
-                            int max_clusters) {
+                            int max_clusters, int register_blocks) {
     const int sm_count = device.sm_count;
     if (is_logits(problem)) return get_logits_geometry(problem, config, num_sms, sm_count);
     const ClusterTiles tiles = count_cluster_tiles(problem, config);
     const int64_t m_tiles = ceil_div(problem.m, config.block_m), n_tiles = ceil_div(problem.n, config.block_n);
     const bool is_split =
         config.split_k > 1;  // one cluster of split_k CTAs for each tile: such a grid is not persistent
-    const int64_t clusters = is_split ? std::clamp<int64_t>(sm_count / config.split_k, 1, tiles.count())
-                                      : count_clusters(problem, config, tiles, num_sms, sm_count, max_clusters);
+    const int64_t clusters =
+        is_split ? std::clamp<int64_t>(sm_count / config.split_k, 1, tiles.count())
+                 : count_clusters(problem, config, tiles, num_sms, sm_count, max_clusters, register_blocks);
     const int64_t cluster_size = int64_t(config.cluster_m) * config.cluster_n;
     return {.num_ctas = uint32_t(is_split ? m_tiles * n_tiles * config.split_k : clusters * cluster_size),
             .num_m_tiles = uint32_t(m_tiles),
@@ -245,7 +247,7 @@ LaunchGeometry get_geometry(const Problem& problem, const Config& config, int nu
 LaunchGeometry get_kernel_geometry(const Problem& problem, const LoadedKernel& kernel, int num_sms) {
     const Device& device = kernel.gpu->device;
     const auto divide = [&](const Config& config) {
-        return get_geometry(problem, config, num_sms, device, kernel.max_clusters);
+        return get_geometry(problem, config, num_sms, device, kernel.max_clusters, kernel.register_blocks);
     };
     LaunchGeometry geometry = divide(kernel.config);
     if (!kernel.second) return geometry;

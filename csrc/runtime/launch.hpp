@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/config.hpp"
+#include "core/legality.hpp"
 #include "runtime/call.hpp"
 #include "runtime/kernel.hpp"
 #include "runtime/tensor_map.hpp"
@@ -79,10 +80,10 @@ struct LaunchGeometry {
 
 // Grid, tile counts and band of `problem` with `config` on `num_sms` SMs (0 = all) of a GPU, of which the SMs and the
 // rate of the memory count. `max_clusters` limits the grid where it is not 0. With split_k every tile has a cluster of
-// its own, whatever the SMs. Grouped kernels fill an SM with all CTAs that fit, unless `num_sms` limits the grid.
-// Throws Error(kShape): more tiles than the kernel can count.
+// its own, whatever the SMs. Several CTAs share an SM by core/grid.hpp, which also says what `register_blocks` is for,
+// unless `num_sms` limits the grid. Throws Error(kShape): more tiles than the kernel can count.
 LaunchGeometry get_geometry(const Problem& problem, const Config& config, int num_sms, const Device& device,
-                            int max_clusters);
+                            int max_clusters, int register_blocks = kMaxBlocksPerSm);
 
 // The same of a loaded kernel on its GPU, with its second tile.
 LaunchGeometry get_kernel_geometry(const Problem& problem, const LoadedKernel& kernel, int num_sms);

@@ -1,9 +1,9 @@
 """Four hashes: the key of a compiled kernel, the kernel hash of an op kind, and those of the package and of the tree.
 
 - The key of the cache covers every byte: source and headers, the build of the compiler, the flags.
-- The kernel hash is the identity of measurements and the guard of selector artefacts. It ignores comments, white space,
-  the compiler, symbols of plain kernels, and everything that the kernels of the op kind do not include. The installed
-  package suffices for it.
+- The kernel hash is the identity of measurements and the guard of selector artefacts. It covers the revision of grids
+  (_C.grid_revision), too. It ignores comments, white space, the compiler, symbols of plain kernels, and everything that
+  the kernels of the op kind do not include. The installed package suffices for it.
 - The package hash tells in milliseconds whether two processes make the same kernels, for which a kernel hash takes
   seconds. It covers every byte.
 - The tree hash stamps the GPU correctness record: any edit of native code, headers, the package's Python or the GPU
@@ -90,7 +90,7 @@ def kernel_hash(op: str) -> str:
     if op in plain:
         return _hash_plain(plain[op])
     sources = generator.canonical_sources(op)
-    return hash_kernels(op, sources, get_included_headers("\n".join(sources)))
+    return hash_kernels(op, sources, get_included_headers("\n".join(sources)), _C.grid_revision(op))
 
 
 def _hash_plain(kernel: str) -> str:
@@ -98,19 +98,20 @@ def _hash_plain(kernel: str) -> str:
     it: under another one the kernel does the same.
     """
     constants = dict.fromkeys(plain_kernels.PLAIN_KERNELS[kernel].constants, 1)  # their values are the caller's
-    source, symbol, called = (
-        plain_kernels.plain_source(kernel, constants),
-        plain_kernels.plain_symbol(kernel),
-        name_plain(kernel),
-    )
+    source = plain_kernels.plain_source(kernel, constants)
+    symbol, called = plain_kernels.plain_symbol(kernel), name_plain(kernel)
     headers = {name: text.replace(symbol, called) for name, text in get_included_headers(source).items()}
     return hash_kernels(called, [source.replace(symbol, called)], headers)
 
 
-def hash_kernels(op: str, sources: list[str], headers: dict[str, str]) -> str:
-    """Return the kernel hash of `sources` and `headers`, over compile flags and LAUNCH_ABI, too, but not comments."""
+def hash_kernels(op: str, sources: list[str], headers: dict[str, str], grids: int = 1) -> str:
+    """Return the kernel hash of `sources` and `headers`, over compile flags and LAUNCH_ABI, too, but not comments.
+
+    grids: the revision of their grids (_C.grid_revision), with which the same kernels take other times.
+    """
     return _hash_json(
-        {
+        ({"grids": grids} if grids > 1 else {})  # left out at 1, so that the hashes from before it stay
+        | {
             "abi": _C.LAUNCH_ABI,
             "flags": {"nvcc": list(nvcc.FLAGS), "nvrtc": [flag for _, flag in nvrtc.FLAGS]},
             "headers": {name: _hash_text(strip_comments(text)) for name, text in headers.items()},

@@ -216,7 +216,8 @@ static int cuKernelGetFunction(void** function, void* kernel) {
 
 static int cuKernelGetAttribute(int* value, int attribute, void* kernel, int device) {
     (void)kernel, (void)device;
-    *value = attribute == 4 ? 168 : 0;
+    const char* registers = getenv("FAKE_CUDA_REGISTERS");
+    *value = attribute == 4 ? (registers ? atoi(registers) : 64) : 0;
     return 0;
 }
 

@@ -5,6 +5,8 @@ from functools import partial
 
 import torch
 
+from deep_gemm import _C
+
 from .operands import Shape, make_output
 from .variants import MAIN, Variant, list_variants
 from .world import World, compare, describe, sample
@@ -18,6 +20,10 @@ COMMON_SHAPES = (
     Shape(513, 1032, 400),
     Shape(70, 264, 16656),
 )
+#: Tiles of the weight, of few tokens. On 132 SMs a ring for three CTAs has grids of two and of three CTAs an SM in one
+#: round, then of two and of three in two rounds; one for two has two CTAs an SM but for the second count. With fewer
+#: SMs these have more rounds.
+CROWDED_TILES = (150, 269, 435, 580)
 #: With six CTAs every one of them walks many tiles, whatever the tile's size (a multiple of both cluster sizes).
 FEW_SMS = 6
 ALL_SMS = 0
@@ -64,12 +70,20 @@ def derive_shapes(config, index: int = 0) -> list[Shape]:
     return [Shape(m, n, ks[(position + index) % len(ks)]) for position, (m, n) in enumerate(pairs)]
 
 
+def derive_crowded(variant: Variant, config) -> list[Shape]:
+    """Return shapes of which several CTAs share an SM, where they can."""
+    if config.split_k > 1 or _C.blocks_per_sm(variant.problem(), config) == 1:
+        return []
+    return [Shape(min(config.block_m, 5), tiles * config.block_n - 3, 400) for tiles in CROWDED_TILES]
+
+
 def list_runs(variant: Variant, config, index: int) -> list[tuple[Shape, bool, int]]:
     """Return (shape, integers, num_sms) of every case of a config; variants other than the main ones take every third
-    derived shape.
+    derived shape, and all of several CTAs an SM.
     """
     derived = derive_shapes(config, index)
     shapes = derived if variant in MAIN else derived[index % 3 :: 3]
+    shapes = [*shapes, *derive_crowded(variant, config)]
     counts = (ALL_SMS,) if config.split_k > 1 else (ALL_SMS, FEW_SMS)  # a split grid is one CTA a share of a tile
     runs = [(shape, False, ALL_SMS) for shape in shapes]
     runs += [(shape, False, num_sms) for shape in COMMON_SHAPES for num_sms in counts]

@@ -35,7 +35,8 @@ def make_entries(op: str = "fp8_gemm") -> list[fit_rates.Entry]:
 def make_source(op: str) -> dict:
     """Return of which rows a recording of these problems is."""
     source = {"compiler": "nvrtc", "regime": "cold", "date": "2026-01-03", "data": {"problems": 12, "timed": 400}}
-    return source | {"kernel_hash": {op: stale.current_kernel_hash(op)}}
+    kernels = {"kernel_hash": {op: stale.current_kernel_hash(op)}, stale.ESTIMATES: stale.estimate_revision(op)}
+    return source | kernels
 
 
 def make_recording(*ops: str) -> fit_rates.Recording:
@@ -154,7 +155,7 @@ def test_op_kinds_of_the_present_record_can_stay(tmp_path, monkeypatch):
     record = read_json(path)
     record["ops"]["bf16_gemm"] |= {"problems": 99}
     record["ops"]["fp8_gemm"] |= {"problems": 98}
-    assert record["meta"]["kept"] == [] and record["meta"]["estimate_revision"] == {"bf16_gemm": 1, "fp8_gemm": 1}
+    assert record["meta"]["kept"] == [] and record["meta"]["estimate_revision"] == {"bf16_gemm": 2, "fp8_gemm": 2}
     write_json(path, record)
     assert fit_rates.main([*words, "--keep", "bf16_gemm"]) == 0
     found = read_json(path)
@@ -242,7 +243,8 @@ def test_rates_of_another_heuristic_do_not_count():
 
 def test_the_summary_reads_the_rates_beside_the_evaluation(tmp_path):
     evaluation, rates = make_figures(fp8_gemm=0.02)
-    evaluation["meta"] = {"kernel_hash": {"fp8_gemm": stale.current_kernel_hash()}, "date": "2026-01-03"}
+    hashes, revisions = {"fp8_gemm": stale.current_kernel_hash()}, {"fp8_gemm": stale.estimate_revision("fp8_gemm")}
+    evaluation["meta"] = {"kernel_hash": hashes, stale.ESTIMATES: revisions, "date": "2026-01-03"}
     write_json(tmp_path / "evaluation.json", evaluation)
     assert summary.make_entry("S3", tmp_path)["value"] == 0.01
     write_json(tmp_path / selector.RATES, rates)

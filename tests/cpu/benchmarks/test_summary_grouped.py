@@ -195,7 +195,7 @@ def make_joined(tmp_path, means: dict[str, float]) -> dict:
 
 def test_regrets_of_another_estimate_are_stale(tmp_path):
     joined = make_joined(tmp_path, {"fp8_gemm": 0.01, "m_grouped_fp8_gemm_masked": 0.014})
-    assert joined["meta"][stale.ESTIMATES] == {"fp8_gemm": 1, "m_grouped_fp8_gemm_masked": 4}
+    assert joined["meta"][stale.ESTIMATES] == {"fp8_gemm": 2, "m_grouped_fp8_gemm_masked": 4}
     joined["meta"][stale.ESTIMATES]["m_grouped_fp8_gemm_masked"] = 1
     write_json(tmp_path / "evaluation.json", joined)
     assert summary.make_summary(tmp_path)["S1_grouped"]["stale"]

@@ -114,7 +114,23 @@ def run_small(world, monkeypatch, variant, config):
     """Run one config of a variant on small shapes."""
     monkeypatch.setattr(configs, "derive_shapes", lambda config, index=0: list(SMALL))
     monkeypatch.setattr(configs, "COMMON_SHAPES", SMALL)
+    monkeypatch.setattr(configs, "CROWDED_TILES", (2,))
     return run_config(world, variant, config, 1)
+
+
+@pytest.mark.parametrize("variant", MAIN, ids=str)
+def test_grids_of_several_ctas_an_sm_are_run(variant):
+    """Of every tile that can have them: in one round and in two."""
+    grids: dict = {}
+    for config in get_space(variant, H200):
+        for shape in configs.derive_crowded(variant, config):
+            problem = _C.Problem(**(variant.problem().as_dict() | shape._asdict()))
+            geometry = _C.launch_geometry(problem, config, sm_count=132)
+            rounds = geometry["num_n_tiles"] / geometry["num_ctas"]
+            grids.setdefault(_C.blocks_per_sm(problem, config), []).append((geometry["num_ctas"] > 132, rounds > 1))
+    assert {2, 3} <= set(grids)
+    for found in grids.values():
+        assert (True, False) in found and (True, True) in found
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

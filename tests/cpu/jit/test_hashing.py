@@ -186,8 +186,8 @@ def test_kernel_hash_is_stable_and_known_only_for_known_ops(few_sources):
 #: The kernels of the dense ops. With another hash neither what was measured of them nor selectors trained on that are
 #: used any more: change one only together with a new sweep, or with an entry of deep_gemm/older_kernels.py.
 FROZEN_KERNEL_HASHES = {
-    "fp8_gemm": "5c7fe8b92236e1af0d497369b4ac6d964803686cfa98abd08e9c5ae78f48afb8",
-    "bf16_gemm": "12572bdb85d09a1e05d3aac75361e9d2fdbf29358611b3c00c4d6e747887c3da",
+    "fp8_gemm": "dd9eff728619ba7bfa11e9f980ee31438f667a83c926401a2f94bbbe5abbdd86",
+    "bf16_gemm": "af341a040db30649f2c8fb58798bd1de1fb71eb5d40dc794a8f4829ef4027321",
 }
 
 
