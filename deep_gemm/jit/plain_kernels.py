@@ -47,7 +47,7 @@ class PlainRow(NamedTuple):
     `parameters`: the types of the entry's arguments; pointers and integers of at most 8 bytes, and floats. `constants`:
     names of Config's members, 64-bit integers. `cluster`: which of them counts the CTAs of a cluster. `source`:
     the whole text, where it is not made from the template. `symbol`: of the entry, where it is not `deep_` and the
-    name. Callers, DeepGEMM's tests among them, time kernels by parts of DeepGEMM's symbols, which these have; no
+    name. Callers time kernels by parts of their symbols: those that DeepGEMM's tests ask for have its names, and no
     pass before or behind a product has "gemm".
     """
 

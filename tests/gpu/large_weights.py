@@ -19,8 +19,10 @@ PAIRS = (
     (GroupedVariant(FP8_MASKED), GroupedVariant(FP8_CONTIGUOUS)),
     (GroupedVariant(BF16_MASKED), GroupedVariant(BF16_CONTIGUOUS)),
 )
-#: Tiles with more tokens, or rows of the weight, load it as ever.
+#: Tiles with more tokens, or rows of the weight, load it as ever, and so do kernels for three of which an SM has the
+#: memory.
 MOST_TOKENS, MOST_WEIGHT_ROWS = 64, 128
+SM_BYTES, RESERVED_BYTES = _C.SM_SMEM_BYTES, _C.SMEM_RESERVED_BYTES
 #: n and k of groups, of which 26 have rows: 436 MB in FP8.
 LARGE = (4096, 4096)
 ROWS = tuple(group * 7 % 19 for group in range(28))
@@ -31,32 +33,45 @@ NUM_PSUM_CONFIGS = 4
 
 def list_configs(masked: GroupedVariant, device) -> list:
     """Return the configs of masked groups that let a weight pass."""
-    space = _C.get_default_space(masked.problem(), device)
-    return [config for config in space if may_let_pass(config)]
+    problem = masked.problem()
+    return [config for config in _C.get_default_space(problem, device) if may_let_pass(problem, config)]
 
 
-def may_let_pass(config) -> bool:
+def may_let_pass(problem, config) -> bool:
     """Return whether a config's kernel lets weights pass where they are large and one tile reads each."""
     is_single = config.cluster_m * config.cluster_n == 1
-    return bool(config.swap_ab) and is_single and config.block_m <= MOST_TOKENS and config.block_n <= MOST_WEIGHT_ROWS
+    is_small = config.block_m <= MOST_TOKENS and config.block_n <= MOST_WEIGHT_ROWS
+    return bool(config.swap_ab) and is_single and is_small and not fits_three(problem, config)
 
 
-def list_psum_configs(contiguous: GroupedVariant, device) -> list:
-    """Return those that are launched on groups with ends."""
+def fits_three(problem, config) -> bool:
+    """Return whether an SM has the memory for three CTAs, as the kernel counts it: without the tile queue."""
+    return 3 * (_C.smem_bytes(problem, config) - _C.TILE_QUEUE_BYTES + RESERVED_BYTES) <= SM_BYTES
+
+
+def list_psum_configs(masked: GroupedVariant, contiguous: GroupedVariant, device) -> list:
+    """Return the configs of masked groups that are launched on groups with ends, too."""
     problem = with_ends(contiguous).problem()
-    (masked,) = (masked for masked, other in PAIRS if other == contiguous)
     legal = [config for config in list_configs(masked, device) if _C.is_legal(problem, config, device)]
     return sample(legal, NUM_PSUM_CONFIGS)
 
 
+def list_launches(device) -> list[tuple]:
+    """Return (what runs it, variant, problem, config) of every kernel here."""
+    return [
+        (run, variant, problem, config)
+        for masked, contiguous in PAIRS
+        for run, variant, problem, configs in (
+            (run_masked, masked, masked.problem(), list_configs(masked, device)),
+            (run_psum, contiguous, with_ends(contiguous).problem(), list_psum_configs(masked, contiguous, device)),
+        )
+        for config in configs
+    ]
+
+
 def list_large_kernels(device) -> list[tuple]:
     """Return (problem, config) of every kernel here."""
-    pairs = [(masked.problem(), config) for masked, _ in PAIRS for config in list_configs(masked, device)]
-    return pairs + [
-        (with_ends(contiguous).problem(), config)
-        for _, contiguous in PAIRS
-        for config in list_psum_configs(contiguous, device)
-    ]
+    return [(problem, config) for _, _, problem, config in list_launches(device)]
 
 
 def list_rows(config) -> list[tuple[int, ...]]:
@@ -84,13 +99,7 @@ def run_psum(world: World, variant: GroupedVariant, config, size: tuple[int, int
 
 def large_jobs(world: World) -> list:
     """Return one job for each kernel."""
-    plans = [
-        plan
-        for masked, contiguous in PAIRS
-        for plan in ((run_masked, masked, list_configs), (run_psum, contiguous, list_psum_configs))
-    ]
     return [
         (f"large weights {variant}: {config}", partial(run, world, variant, config, LARGE))
-        for run, variant, choose in plans
-        for config in choose(variant, world.device)
+        for run, variant, _, config in list_launches(world.device)
     ]

@@ -18,6 +18,7 @@ from tests.gpu.grouped_variants import (
     FP8_MASKED,
     GroupedVariant,
 )
+from tests.gpu.large_weights import fits_three
 from tests.gpu.variants import BF16, Variant
 
 #: As soon as possible, as late as possible, and two random schedules.
@@ -228,14 +229,14 @@ LOADER = "deep_gemm/sm90/mainloop/loader.cuh"
 _LOAD = "barrier, to, k, tile.n_start, matrix, passing.policy"
 #: A defect of loads with the evict-first policy alone.
 SPOILED = {LOADER: (_LOAD, _LOAD.replace("n_start", "n_start + 8"))}
-#: Few rows of each group: one tile for each of them, and two for some or for all.
+#: Few rows of each group: one tile for each of them, and two for some or for all. Two CTAs of these rings fit an SM.
 ONE_TILE = {
-    "masked": Product(GroupedVariant(FP8_MASKED), fp8(16, 64, swap_ab=1), Masked(130, 300, 20, (14, 0, 5, 16)), 1),
+    "masked": Product(GroupedVariant(FP8_MASKED), fp8(16, 64, 8, swap_ab=1), Masked(130, 300, 20, (14, 0, 5, 16)), 1),
     "masked bf16": Product(
-        GroupedVariant(BF16_MASKED), bf16(16, 64, swap_ab=1), Masked(130, 300, 20, (14, 0, 5, 16)), 1
+        GroupedVariant(BF16_MASKED), bf16(16, 64, 8, swap_ab=1), Masked(130, 300, 20, (14, 0, 5, 16)), 1
     ),
     "rows with ends": Product(
-        GroupedVariant(FP8_CONTIGUOUS), fp8(8, 64, swap_ab=1), PsumRows(130, 300, (3, 0, 7, 8), 16, extra=24), 2
+        GroupedVariant(FP8_CONTIGUOUS), fp8(8, 64, 9, swap_ab=1), PsumRows(130, 300, (3, 0, 7, 8), 16, extra=24), 2
     ),
 }
 TWO_TILES = {
@@ -268,13 +269,24 @@ def test_only_weights_that_one_tile_reads_leave_l2_first(emulate, name):
     assert small == two == RIGHT and one.num_wrong > 0
 
 
+@pytest.mark.parametrize("name", ONE_TILE)
+def test_no_weights_leave_l2_first_where_three_ctas_share_an_sm(emulate, name):
+    """Nothing was gained there; with a defect in that load, the deepest ring of which three fit is right."""
+    product = ONE_TILE[name]
+    rings = [product.config | {"num_stages": stages} for stages in range(2, 10)]
+    deepest = max(ring for ring in range(8) if fits_three(product.problem, _C.Config(**rings[ring])))
+    for ring, is_right in ((rings[deepest], True), (rings[deepest + 1], False)):
+        made = product._replace(config=ring)
+        assert (emulate(run_product, made, made.build(evict_from(1) | SPOILED), seed=0) == RIGHT) == is_right
+
+
 def test_only_weights_of_groups_with_rows_count(emulate):
-    """Two of the first 32 groups have rows. 40 groups need two rounds of 32 lanes, so four weights are counted: a bound
-    of four is reached, one byte more is not.
+    """Two of the first 32 groups have rows. If all 40 are like these, two and a half have: a bound of as many weights
+    is reached, one byte more is not.
     """
     weight, sizes = 130 * 300, tuple({1: 5, 3: 7}.get(group, 0) for group in range(40))
     product = ONE_TILE["masked"]._replace(shape=Masked(130, 300, 20, sizes))
-    for bound, is_right in ((4 * weight, False), (4 * weight + 1, True)):
+    for bound, is_right in ((5 * weight // 2, False), (5 * weight // 2 + 1, True)):
         cubin = product.build(evict_from(bound) | SPOILED)
         assert (emulate(run_product, product, cubin, seed=0) == RIGHT) == is_right
 

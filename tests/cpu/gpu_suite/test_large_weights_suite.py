@@ -23,10 +23,12 @@ def test_the_weights_are_as_large_as_the_kernels_ask():
     assert int(most) == large_weights.MOST_TOKENS
     rule = (
         "return Config::kSwapAB && Config::kBlockM <= kMostTokensOnce && "
-        f"Config::kBlockN <= {large_weights.MOST_WEIGHT_ROWS} && "
+        f"Config::kBlockN <= {large_weights.MOST_WEIGHT_ROWS} && 3 * (Config::kSharedBytes + kReserved) > kSmBytes && "
         "Config::kClusterM * Config::kClusterN == 1 && !Config::kMnMajorB;"
     )
     assert rule in " ".join(text.split())
+    limits = f"kSmBytes = {large_weights.SM_BYTES}, kReserved = {large_weights.RESERVED_BYTES};"
+    assert limits in text
 
 
 def test_groups_have_rows_for_one_tile_and_for_two():
@@ -67,8 +69,8 @@ def test_tiles_divide_the_alignment_of_the_ends(monkeypatch):
         return 1, []
 
     monkeypatch.setattr(large_weights, "run_psum_config", note_shapes)
-    for _, contiguous in PAIRS:
-        for config in large_weights.list_psum_configs(contiguous, H200):
+    for masked, contiguous in PAIRS:
+        for config in large_weights.list_psum_configs(masked, contiguous, H200):
             large_weights.run_psum(FakeWorld(), contiguous, config, SMALL)
             for shape in shapes[-1]:
                 assert shape.alignment % config.block_m == 0 and shape.alignment >= max(ROWS)

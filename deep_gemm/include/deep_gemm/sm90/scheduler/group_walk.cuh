@@ -19,11 +19,13 @@ struct GroupWeight<true> {
 constexpr u32 kMostTokensOnce = 64;
 
 // Few tokens of each group: their tile holds all of them, and the kernel does little but read B. With 256 rows of B in
-// a tile Tile::kReadsOnce gained nothing (docs/experiments.md).
+// a tile, or where an SM has the memory for three CTAs, Tile::kReadsOnce gained nothing (docs/experiments.md).
 template <class Config>
 __device__ __forceinline__ constexpr bool may_read_once() {
+    constexpr u32 kSmBytes = 233472, kReserved = 1024;  // as in csrc/core/legality.hpp; the tile queue is left out
     return Config::kSwapAB && Config::kBlockM <= kMostTokensOnce && Config::kBlockN <= 128 &&
-           Config::kClusterM * Config::kClusterN == 1 && !Config::kMnMajorB;
+           3 * (Config::kSharedBytes + kReserved) > kSmBytes && Config::kClusterM * Config::kClusterN == 1 &&
+           !Config::kMnMajorB;
 }
 
 // A scheduler that walks so; `Walk` is the class derived from it. By a whole warp, its `load_sums` counts the cluster
@@ -88,12 +90,13 @@ struct GroupWalk : TileScheduler, GroupWeight<may_read_once<Config>()> {
 
    private:
     // Whether the groups that have rows have much B, and one tile along m each: where some had two, most tiles took up
-    // to 1.03 of the time. By the 32 groups held, whose weights count once for each round of 32; by the whole warp.
+    // to 1.03 of the time. By the 32 groups held, as if the others were like them; by the whole warp.
     __device__ __forceinline__ bool reads_much_once() const {
         const u32 below = __shfl_up_sync(0xffffffff, sums.inclusive, 1);
         const bool has_rows = sums.inclusive > (threadIdx.x % 32 == 0 ? 0 : below);
         const u32 count = __popc(__ballot_sync(0xffffffff, has_rows));
-        return sums.total() == count && count * ceil_div(num_groups, 32) * this->weight_bytes >= kLargeBytes;
+        const u32 left = num_groups - sums.first, held = left < 32 ? left : 32;
+        return sums.total() == count && count * this->weight_bytes * num_groups >= kLargeBytes * held;
     }
 };
 
