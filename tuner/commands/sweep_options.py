@@ -12,9 +12,9 @@ from tuner import errors
 MAX_PORTFOLIO, MAX_BEST = 32, 16
 PRESET_HELP = (
     "Problems to measure: default, bf16, wgrad, row_major, drawn, drawn_edges, dense (all six), training, drawn_log,"
-    " grouped, psum, drawn_grouped, drawn_contiguous, drawn_masked, batched, attention, wide (for --space wide),"
-    " portfolio, portfolio_bf16, portfolio_random, portfolio_variants, portfolio_dense (these four), portfolio_grouped"
-    " or demo. Default: default."
+    " drawn_decode, grouped, psum, drawn_grouped, drawn_contiguous, drawn_masked, batched, attention, wide (for --space"
+    " wide), portfolio, portfolio_bf16, portfolio_random, portfolio_variants, portfolio_dense (these four),"
+    " portfolio_grouped or demo. Default: default."
 )
 SPACE_HELP = (
     "default (at most 176 configs per problem), loops (those, each with the knobs of the main loop that the heuristic"

@@ -108,6 +108,7 @@ DRAWN = {
     "drawn": {"fp8_gemm": 160, "bf16_gemm": 112},
     "drawn_edges": {"fp8_gemm": 60, "bf16_gemm": 44},
     "drawn_log": {"fp8_gemm": 110, "bf16_gemm": 240},
+    "drawn_decode": {"fp8_gemm": 56, "bf16_gemm": 34},
     "drawn_grouped": {
         "m_grouped_fp8_gemm_masked": 80,
         "m_grouped_fp8_gemm_contiguous": 100,
