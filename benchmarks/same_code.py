@@ -14,10 +14,12 @@ Result: {"changes": [{"op", "before", "now": kernel hashes, "compiler", "of": ca
 count kernels with C under the layouts alone}, "differ": {layouts: kernels with other code}, "added": those that the
 older generator does not write, which are not compared,
 "neither": that compile with neither headers (one is there for its text and need not be legal), "gone": {layouts: how
-many of those before the tree's generator writes differently}}]}. It is written after each op kind; a new comparison of
+many of those before the tree's generator writes differently}, "grids": [before, now]: the revisions of grids, where
+they differ}]}. It is written after each op kind; a new comparison of
 the same two hashes takes the place of the older one, others stay. The release check (stale.py) takes a record as
 current where kernels of each layout in it were compared, and all have the same code. Code alone says it, because no
-kernel reads tables of its own (tests/cpu/jit/test_sass_tables.py).
+kernel reads tables of its own (tests/cpu/jit/test_sass_tables.py). Where grids differ, a record must have no product of
+few rows besides, for these alone have others (csrc/core/grid.hpp).
 
 Exit codes: 0 all compared, 1 there is nothing to compare, flags or arguments of kernels changed, or kernels did not
 compile, 2 wrong arguments.
@@ -57,6 +59,10 @@ K_MAJOR = "k k"
 OF_K_MAJOR = ("batch_invariance.json", "choice_regret.json", "moe_layer.json", "pdl.json")
 OF_HOST = ("host_ops.json", "host_time.json")
 OF_SNAPSHOT = ("calibration.json", "evaluation.json", "fit_rates.json")
+#: Records that hang on no grid: of the host's part, of compilers, of races within a CTA and of right results.
+OF_NO_GRID = (*OF_HOST, "callers.json", "compile_time.json", "racecheck.json")
+#: Most rows of a product of which the grid has changed: of one tile of tokens.
+FEW_ROWS = 64
 #: What is compared: the kernels of each op kind, and the choice between two tiles.
 NAMES = sorted((*OP_KINDS, hashing.SECOND_TILE))
 _ASK = """
@@ -72,7 +78,9 @@ for op in json.load(sys.stdin):
     problems = [problem for problem, _ in generator.canonical_cases(op)]
     fields = [[problem.a_major, problem.b_major, problem.c_mode] for problem in problems]
     sources[op] = list(zip(generator.canonical_sources(op), fields))
-json.dump({"rules": rules, "sources": sources}, sys.stdout)
+get_revision = getattr(_C, "grid_revision", lambda op: 1)
+grids = {op: get_revision(op) for op in sources if op != hashing.SECOND_TILE}
+json.dump({"grids": grids, "rules": rules, "sources": sources}, sys.stdout)
 """
 
 
@@ -107,8 +115,8 @@ def draw(cases: list, every: int) -> list[int]:
 
 
 def ask(folder: Path, ops: Iterable[str]) -> dict:
-    """Return {"sources": {op kind: (source, fields that name its layouts) of each canonical kernel}, "rules": what else
-    all kernels hang on} by the package in a folder.
+    """Return {"sources": {op kind: (source, fields that name its layouts) of each canonical kernel}, "grids": the
+    revision of the grids of each, "rules": what else all kernels hang on} by the package in a folder.
     """
     done = subprocess.run(
         [sys.executable, "-P", "-c", _ASK],
@@ -180,13 +188,14 @@ def has_change(op: str, recorded: str) -> bool:
     return any(change["op"] == op and change["before"] == recorded for change in read_changes())
 
 
-def holds(op: str, recorded: str, current: str | None, layouts: frozenset[str] | None) -> bool:
+def holds(op: str, recorded: str, current: str | None, layouts: frozenset[str] | None, has_few: bool = False) -> bool:
     """Return whether what kernels of `recorded` did with operands of `layouts` (None: any) those of `current` do, too:
-    each change between left the machine code as it was.
+    each change between left the machine code as it was, and the grids where there are products of few rows (`has_few`).
     """
     reached = {current}
     for change in reversed(read_changes()):
-        if change["op"] == op and change["now"] in reached and leaves(change, layouts):
+        is_one = change["op"] == op and change["now"] in reached
+        if is_one and leaves(change, layouts) and not (has_few and "grids" in change):
             reached.add(change["before"])
     return recorded in reached
 
@@ -221,6 +230,19 @@ def find_layouts(path: Path, op: str) -> frozenset[str] | None:
     keys = [{name: row[name] for name in family.key} for row in read_json(path)["rows"]]
     problems = [problem for key in keys for problem in family.make_problems(key).values()]
     return frozenset(name_layouts(problem) for problem in problems if problem.op == op) or None
+
+
+def find_few(path: Path, op: str) -> bool:
+    """Return whether a record hangs on the grids of products of few rows, also where it does not say."""
+    kind = OP_KINDS.get(op)
+    if path.name in OF_NO_GRID or kind is None or kind.is_grouped or kind.is_logits:
+        return False
+    family = today.FAMILIES.get(path.name)
+    rows = read_json(path).get("rows", [])
+    if family is not None:
+        keys = [{name: row[name] for name in family.key} for row in rows]
+        return any(problem.m <= FEW_ROWS for key in keys for problem in family.make_problems(key).values())
+    return not rows or any(row.get("m", 0) <= FEW_ROWS for row in rows)
 
 
 def read_snapshot_layouts(model: str, op: str) -> frozenset[str] | None:
@@ -277,6 +299,8 @@ def run(args: argparse.Namespace) -> int:
         found = compare(op, told["sources"][op], old.folder / "deep_gemm" / "include", args.every)
         print(f"{op}: {found}", flush=True)
         change = {"op": op, "before": before[op], "now": hashing.kernel_hash(op), "compiler": compiler} | found
+        grids = [told["grids"].get(op, 1), ask(ROOT, [op])["grids"].get(op, 1)]
+        change |= {"grids": grids} if grids[0] != grids[1] else {}
         changes = replace(changes, change)
         write_json(args.out, {"changes": changes})
     return 0

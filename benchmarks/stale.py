@@ -125,7 +125,8 @@ def holding_hashes(path: Path, recorded: dict[str, str] | None) -> dict[str, str
     current = current_hashes(recorded)
     for op, hash_ in (recorded or {}).items():
         is_before = hash_ != current[op] and same_code.has_change(op, hash_)
-        if is_before and same_code.holds(op, hash_, current[op], same_code.find_layouts(path, op)):
+        asked = same_code.find_layouts, same_code.find_few
+        if is_before and same_code.holds(op, hash_, current[op], *(find(path, op) for find in asked)):
             current[op] = hash_
     return current
 

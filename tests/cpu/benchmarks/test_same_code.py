@@ -50,6 +50,25 @@ def test_nothing_holds_without_a_comparison(changes):
     assert same_code.holds("fp8_gemm", "x", "c", frozenset({"k mn"}))
 
 
+def test_where_grids_differ_products_of_few_rows_do_not_hold(changes, tmp_path):
+    changes[0]["grids"] = [1, 2]
+    assert same_code.holds("bf16_gemm", "a", "c", K_MAJOR) and same_code.holds("bf16_gemm", "b", "c", K_MAJOR, True)
+    assert not same_code.holds("bf16_gemm", "a", "c", K_MAJOR, has_few=True)
+
+
+def test_records_say_whether_they_have_products_of_few_rows(tmp_path):
+    folder = RECORDS / "h200"
+    few = {
+        name: same_code.find_few(folder / f"{name}.json", "fp8_gemm")
+        for name in ("dense_fp8", "wgrad_fp8", "scale_copies", "evaluation", "tuned_models", "host_time", "callers")
+    }
+    assert [name for name, has in few.items() if has] == ["dense_fp8", "evaluation", "tuned_models"]
+    assert not same_code.find_few(folder / "evaluation.json", "k_grouped_fp8_gemm_contiguous")
+    (tmp_path / "a.json").write_text('{"rows": [{"m": 65}, {"m": 64}]}')
+    (tmp_path / "b.json").write_text('{"rows": [{"m": 65}]}')
+    assert [same_code.find_few(tmp_path / name, "bf16_gemm") for name in ("a.json", "b.json")] == [True, False]
+
+
 def test_layouts_that_were_not_compared_do_not_hold(changes):
     changes[0]["kernels"] = {"k k": 4}
     assert same_code.holds("bf16_gemm", "a", "b", K_MAJOR) and not same_code.holds("bf16_gemm", "a", "b", MIXED)
@@ -88,8 +107,8 @@ def test_every_family_is_compared_at_least_once():
 
 @pytest.fixture
 def older(tmp_path, monkeypatch):
-    """An older package that is this one: {"hashes", "rules"} say in what it differs."""
-    told = {"hashes": {}, "rules": {"abi": 1}}
+    """An older package that is this one: {"hashes", "rules", "grids"} say in what it differs."""
+    told = {"hashes": {}, "rules": {"abi": 1}, "grids": {}}
     monkeypatch.setattr(same_code, "make_set", lambda clone, name: SimpleNamespace(folder=tmp_path))
     monkeypatch.setattr(
         same_code, "ask_hashes", lambda old, ops: {op: told["hashes"].get(op, hashing.kernel_hash(op)) for op in ops}
@@ -101,7 +120,11 @@ def older(tmp_path, monkeypatch):
     monkeypatch.setattr(
         same_code,
         "ask",
-        lambda folder, ops: {"rules": told["rules"] if folder == tmp_path else {"abi": 1}, "sources": sources},
+        lambda folder, ops: {
+            "rules": told["rules"] if folder == tmp_path else {"abi": 1},
+            "grids": told["grids"] if folder == tmp_path else {},
+            "sources": sources,
+        },
     )
     monkeypatch.setattr(same_code, "read_changes", list)
     include = tmp_path / "deep_gemm" / "include"
@@ -120,11 +143,16 @@ def test_a_comparison_is_written_and_nothing_to_compare_fails(older, tmp_path, c
     with parallel_config(backend="sequential"):  # starting processes takes longer than so few kernels
         assert same_code.main(words) == 0
     (found,) = json.loads(out.read_text())["changes"]
+    assert "grids" not in found
     assert sum(found["kernels"].values()) == 2 < found["families"]
     assert found["compiler"] == f"NVRTC {nvrtc.get_nvrtc().version_text}", "another one may make other code"
     assert (found["differ"], found["neither"], found["before"]) == ({}, 0, "0" * 64)
     added = sum("64x8x64" in text for text in generator.canonical_sources("summed_bf16_gemm"))
     assert found["gone"] == {"mn mn accumulate": 1} and found["added"] == added > 0
+    told["grids"] = {"summed_bf16_gemm": 3}
+    with parallel_config(backend="sequential"):
+        assert same_code.main(words) == 0
+    assert json.loads(out.read_text())["changes"][-1]["grids"] == [3, 1]
     name = next(iter(hashing.get_included_headers(generator.canonical_sources("summed_bf16_gemm")[0])))
     (include / name).write_text("#error as it was\n")
     with (
@@ -143,6 +171,7 @@ def test_a_comparison_is_written_and_nothing_to_compare_fails(older, tmp_path, c
 def test_a_record_stays_current_with_the_code_of_its_layouts(changes, monkeypatch):
     monkeypatch.setattr(stale, "current_kernel_hash", lambda op="": "c")
     monkeypatch.setattr(same_code, "find_layouts", lambda path, op: K_MAJOR if path.name == "a.json" else MIXED)
+    monkeypatch.setattr(same_code, "find_few", lambda path, op: False)
     recorded = {"bf16_gemm": "b"}
     assert stale.holding_hashes(Path("a.json"), recorded) == recorded
     assert stale.holding_hashes(Path("b.json"), recorded) == {"bf16_gemm": "c"}
