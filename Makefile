@@ -62,6 +62,7 @@ benchmark: build ## every benchmark on this GPU: products, attention logits, cas
 	$(HERE) -m benchmarks.wgrad_fp8
 	$(HERE) -m benchmarks.m_grouped_contiguous
 	$(HERE) -m benchmarks.m_grouped_masked
+	$(HERE) -m benchmarks.second_tile
 	$(HERE) -m benchmarks.k_grouped
 	$(HERE) -m benchmarks.mqa_logits
 	$(HERE) -m benchmarks.batch_invariance
@@ -71,7 +72,7 @@ benchmark: build ## every benchmark on this GPU: products, attention logits, cas
 	$(HERE) -m benchmarks.host_time
 	$(HERE) -m benchmarks.host_ops
 	$(HERE) -m benchmarks.pdl
-	$(HERE) -m examples.moe_layer --json "$$($(HERE) -m benchmarks.stamp)/moe_layer.json"
+	$(HERE) -m examples.moe_layer --out "$$($(HERE) -m benchmarks.stamp)/moe_layer.json"
 	$(HERE) -m benchmarks.compile_time --jobs 8
 
 benchmark-summary: ## summary.json of every GPU model in benchmarks/results/, from the files beside it

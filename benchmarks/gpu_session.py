@@ -9,7 +9,8 @@ Steps, in the order given, which is that of their priority; `@SECONDS` behind a 
   racecheck       compute-sanitizer's racecheck on everything that the suite's other tools watch, on all GPUs
   sweep-PRESET    a sweep of the tuner on all GPUs, into sweep.db
   upstream        compile what the benchmarks call of DeepGEMM, where --deepgemm names one: it is a peer of BESIDE then
-  <script>        a benchmark: the name of a script beside this one, or one of MODULES
+  <script>        a benchmark: the name of a script beside this one, or one of PROGRAMS
+  due             find which records are not of this tree (due.py), and run their steps next
 A list of LISTS stands for its steps. A step gets its budget or what is left of `--total`, whichever is less; one for
 which less than MIN_S are left is skipped.
 
@@ -31,7 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tuner.measure.stamp import write_json
+from tuner.measure.stamp import read_json, write_json
 
 from . import ROOT
 
@@ -58,20 +59,37 @@ BUDGETED = (
     "batch_invariance",
     "scale_copies",
     "choice_regret",
+    "second_tile",
 )
 #: Scripts that keep a database beside their result, from which it can be derived again.
 RECORDING = {"choice_regret": "choices.db"}
 SCRIPTS = (*BUDGETED, "host_time", "host_ops", "pdl", "compile_time")
-#: Steps that are programs of other folders, or that `make benchmark` leaves out.
-MODULES = {
-    "einsum": "tests.gpu.einsum",
-    "plain_kernels_bits": "tests.gpu.plain_kernels",
-    "callers": "tests.callers.run",
-    "kernel_sets": "tests.gpu.kernel_sets",
-    "mega_moe": "benchmarks.mega_moe",
-    "models": "benchmarks.models",
-    "train_llama": "examples.train_llama",
+#: Layers of the models that are timed: of a Llama and a Qwen3 as many as take seconds, of DeepSeek as fit into memory.
+LLAMA = ("benchmarks.models", "--model", "llama_8b", "--layers", "6")
+QWEN3 = ("benchmarks.models", "--model", "qwen3_30b", "--layers", "12")
+DEEPSEEK = ("benchmarks.models", "--model", "deepseek_v3", "--layers", "3")
+#: Steps that are programs of other folders, that `make benchmark` leaves out, or that have options of their own: the
+#: module and these.
+PROGRAMS = {
+    "einsum": ("tests.gpu.einsum",),
+    "plain_kernels_bits": ("tests.gpu.plain_kernels",),
+    "callers": ("tests.callers.run",),
+    "kernel_sets": ("tests.gpu.kernel_sets",),
+    "mega_moe": ("benchmarks.mega_moe",),
+    "moe_layer": ("examples.moe_layer",),
+    "models": (*LLAMA, "--torchao"),
+    "models_compiled": (*LLAMA, "--compile"),
+    "models_qwen3": QWEN3,
+    "models_qwen3_transformers": (*QWEN3, "--transformers"),
+    "models_deepseek": DEEPSEEK,
+    "train_llama": ("examples.train_llama",),
+    "tuned_models": ("benchmarks.tuned_models", "--model", "llama_8b", "--layers", "4", "--sweep-budget", "60"),
 }
+STEPS = (*SCRIPTS, *PROGRAMS)
+#: Programs that keep files beside their result: the option that names their folder.
+WORKING = {"tuned_models": "--work"}
+#: The step that finds which others are due, and the file that says so.
+DUE, DUE_FILE = "due", "due.json"
 #: What a session of minutes is for, the most valuable step first. Each writes at most eight files.
 LISTS = {
     "suite": ("build@240", "suite"),
@@ -173,23 +191,26 @@ def make_step(name: str, out: Path, budget_s: float, deepgemm: Path | None = Non
         more = PORTFOLIO_OPTIONS if sweep[1].startswith("portfolio_") else SPACE_OPTIONS
         options = ["--preset", sweep[1], *more, "--gpus", "all", "--db", str(out / "sweep.db"), *told]
         return Step(name, [sys.executable, "-m", "tuner", "sweep", *options], out / "sweep.db")
+    if name == DUE:
+        return Step(name, [sys.executable, "-m", "benchmarks.due", "--out", str(out / DUE_FILE)], out / DUE_FILE)
     if name == "racecheck":
         result = out / "racecheck.json"
         options = ["--tools", "racecheck", "--out", str(result), *told]
         return Step(name, [sys.executable, "-m", "tests.gpu.sanitizer", *options], result)
     if name == "upstream" and deepgemm:
         return Step(name, [sys.executable, "-m", "benchmarks.upstream", str(deepgemm)])
-    if name in MODULES:
+    if name in PROGRAMS:
         result = out / f"{name}.json"
-        return Step(name, [sys.executable, "-m", MODULES[name], "--out", str(result)], result)
+        options = [WORKING[name], str(out / name)] if name in WORKING else []
+        return Step(name, [sys.executable, "-m", *PROGRAMS[name], *options, "--out", str(result)], result)
     if name in SCRIPTS:
         result = out / f"{name}.json"
         options = ["--out", str(result), *(told if name in BUDGETED else [])]
         options += ["--db", str(out / RECORDING[name])] if name in RECORDING else []
         options += ["--deepgemm", str(deepgemm)] if deepgemm and name in BESIDE else []
         return Step(name, [sys.executable, "-m", f"benchmarks.{name}", *options], result)
-    names = ", ".join((*SCRIPTS, *MODULES))
-    kinds = "build, suite[-SECTION][:i/n], racecheck, sweep-PRESET, upstream (with --deepgemm)"
+    names = ", ".join(STEPS)
+    kinds = "build, due, suite[-SECTION][:i/n], racecheck, sweep-PRESET, upstream (with --deepgemm)"
     raise ValueError(f"{name}: expected {kinds} or one of {names}")
 
 
@@ -226,8 +247,9 @@ def run_steps(
     """
     rows: list[dict] = []
     start = time.monotonic()
-    for text in names:
-        name, own_s = split_budget(text, budget_s)
+    waiting = list(names)
+    while waiting:
+        name, own_s = split_budget(waiting.pop(0), budget_s)
         left_s = total_s - (time.monotonic() - start)
         is_broken = any(row["step"] == "build" and row["status"] != "ok" for row in rows)
         if is_broken or left_s < min(MIN_S, own_s):
@@ -235,6 +257,10 @@ def run_steps(
         else:
             given_s = min(own_s, left_s)
             rows.append(run(make_step(name, out, given_s, deepgemm), given_s))
+        if name == DUE and rows[-1]["status"] == "ok":
+            known = {row["step"] for row in rows} | {split_budget(text, 0.0)[0] for text in waiting}
+            due = [each["step"] for each in read_json(out / DUE_FILE)["due"]]
+            waiting = [step for step in due if split_budget(step, 0.0)[0] not in known] + waiting
         write_json(out / "session.json", {"steps": rows})
     return rows
 
@@ -259,7 +285,7 @@ def main(arguments: list[str] | None = None) -> int:
         epilog="Exit codes: 0 all right, 1 a step failed or did not run, 2 wrong arguments, 3 a step is incomplete.",
     )
     parser.add_argument(
-        "steps", nargs="*", help=f"build, suite, suite:i/n, racecheck, sweep-PRESET, {', '.join((*SCRIPTS, *MODULES))}"
+        "steps", nargs="*", help=f"build, due, suite, suite:i/n, racecheck, sweep-PRESET, {', '.join(STEPS)}"
     )
     parser.add_argument("--list", choices=LISTS, action="append", default=[], help="the steps of a list, before others")
     parser.add_argument(

@@ -1,7 +1,7 @@
 """A mixture-of-experts layer on grouped products, checked and timed against a loop over its experts.
 
     python -m examples.moe_layer                    # on a GPU one GPU's share of DeepSeek-V3, else a small layer
-    python -m examples.moe_layer --json moe.json
+    python -m examples.moe_layer --out moe.json
 
 Every token goes to the `top_k` experts that the router scores highest; an expert is a SwiGLU network of two products:
 
@@ -303,17 +303,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Run both forms in both dtypes; return 1 where an output is not the loop's."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--experts", type=int, help="experts of the layer")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--out", type=Path, help="write the figures here")
     args = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sizes = DEEPSEEK_SHARE if device == "cuda" else SMALL
     sizes = sizes._replace(experts=args.experts or sizes.experts)
     rows, place = run_all(sizes, device), torch.cuda.get_device_name() if device == "cuda" else "CPU reference"
     show(rows, sizes, place, device)
-    if args.json:
+    if args.out:
         meta = {"device": place, "sizes": sizes._asdict(), "kernel_hash": {op: kernel_hash(op) for op in OPS}}
         meta |= describe_selector(_C.get_device().sku, OPS) if device == "cuda" else {}
-        args.json.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        args.out.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 0 if all(row["is_right"] for row in rows) else 1
 
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import gpu_session, upstream
 from benchmarks.gpu_session import (
     LISTS,
-    MODULES,
+    PROGRAMS,
     SCRIPTS,
     Step,
     format_table,
@@ -19,7 +19,7 @@ from benchmarks.gpu_session import (
     run_steps,
     split_budget,
 )
-from benchmarks.stamp import ROOT, read_json
+from benchmarks.stamp import ROOT, read_json, write_json
 from tests.gpu import sanitizer
 from tuner.problems.shapes import preset_names
 
@@ -89,11 +89,40 @@ def test_scripts_know_the_options_that_they_are_given(name, tmp_path):
     assert options and all(f'"{option}"' in text for option in options)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_modules_are_told_where_their_result_goes(name, tmp_path):
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_are_told_where_their_result_goes_and_know_their_options(name, tmp_path):
     step = make_step(name, tmp_path, 60.0)
-    path = ROOT / f"{MODULES[name].replace('.', '/')}.py"
-    assert '"--out"' in path.read_text(encoding="utf-8") and step.command[-2:] == ["--out", str(step.result)]
+    text = (ROOT / f"{PROGRAMS[name][0].replace('.', '/')}.py").read_text(encoding="utf-8")
+    options = [word for word in step.command if word.startswith("--")]
+    assert all(f'"{option}"' in text for option in options) and step.command[-2:] == ["--out", str(step.result)]
+    assert ("--work" in options) == (name == "tuned_models")
+
+
+def test_due_steps_run_in_the_place_of_the_step_that_finds_them(tmp_path):
+    """Those that are asked for by name run once."""
+    found = ["callers@60", "host_time@70", "pdl@50", "host_ops@40"]
+
+    def run(step: Step, budget_s: float) -> dict:
+        if step.name == "due":
+            write_json(step.result, {"due": [{"step": text, "reason": "stale"} for text in found]})
+        return {"step": step.name, "status": "ok", "exit_code": 0, "seconds": budget_s, "result": None}
+
+    rows = run_steps(["build", "callers@30", "due", "pdl@20"], tmp_path, 99.0, 999.0, run)
+    assert [row["step"] for row in rows] == ["build", "callers", "due", "host_time", "host_ops", "pdl"]
+    assert [row["seconds"] for row in rows[3:]] == [70.0, 40.0, 20.0]
+    command = make_step("due", tmp_path, 60.0).command
+    assert command[-3:] == ["benchmarks.due", "--out", str(tmp_path / "due.json")]
+
+
+@pytest.mark.parametrize("broken", ["build", "due"])
+def test_nothing_is_due_where_it_could_not_be_found(tmp_path, broken):
+    def run(step: Step, budget_s: float) -> dict:
+        status = "failed" if step.name == broken else "ok"
+        return {"step": step.name, "status": status, "exit_code": 1, "seconds": budget_s, "result": None}
+
+    rows = run_steps(["build", "due"], tmp_path, 99.0, 99.0, run)
+    assert [row["status"] for row in rows] == {"build": ["failed", "skipped"], "due": ["ok", "failed"]}[broken]
+    assert get_exit_code(rows) == 1
 
 
 @pytest.mark.parametrize("name", LISTS)

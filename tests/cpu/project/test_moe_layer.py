@@ -105,7 +105,7 @@ def test_a_wrong_row_shows_in_the_worst_token():
 def test_the_command_compares_both_forms_and_writes_its_figures(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(moe_layer, "SMALL", SIZES)
-    assert moe_layer.main(["--json", str(tmp_path / "moe.json")]) == 0
+    assert moe_layer.main(["--out", str(tmp_path / "moe.json")]) == 0
     result = json.loads((tmp_path / "moe.json").read_text())
     assert [(row["dtype"], row["form"]) for row in result["rows"]] == [
         (dtype, form) for dtype in ("fp8", "bf16") for form in ("contiguous", "masked")
