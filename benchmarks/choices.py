@@ -3,7 +3,7 @@
 Roles:
   auto       the public op as installed (exact table, then model, then heuristic)
   best       the best measured config: from --best, else what the exact table holds
-  model      the choice of a model that never saw the problem's family: from --model
+  model      the choice of a model that never saw the problem's family: from --model, else what out_of_fold.py stored
   heuristic  the analytic heuristic alone
   invariant  the choice with batch invariance, where the benchmark asks for it: no config that splits K
   first      of a call whose kernel has two tiles the config chosen, alone
@@ -19,7 +19,11 @@ from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.selection import explain, explain_tiles
 from tuner.problems.fields import PROBLEM_DEFAULTS, replace_problem, to_problem
 
-from .stamp import read_json
+from .stale import serving_hashes
+from .stamp import read_json, results_of
+
+#: What out_of_fold.py stores for each GPU model.
+OUT_OF_FOLD = "out_of_fold.json"
 
 
 class Choice(NamedTuple):
@@ -52,6 +56,15 @@ def read_choices(path: Path | None, op: str, sku: str) -> dict[str, object]:
     with Store.open(path, mode="ro") as store:
         winners = store.load_best(sku=sku, kernel_hash=kernel_hash(op), op=op)
     return {row.problem.key: row.config for row in winners}
+
+
+def find_out_of_fold(op: str, sku: str) -> Path | None:
+    """Return the record of a GPU model's choices out of fold, None where it has none of this op kind, or of kernels
+    whose measurements do not choose for the tree's.
+    """
+    path = results_of(sku) / OUT_OF_FOLD
+    recorded = read_json(path)["meta"]["kernel_hash"].get(op) if path.exists() else None
+    return path if recorded is not None and serving_hashes({op: recorded}) == {op: recorded} else None
 
 
 class Choices:

@@ -4,8 +4,8 @@ Example: python -m benchmarks.due          (a line for each; exit 1 while there 
 Example: python -m benchmarks.gpu_session build due --total 540 --out results
 
 The steps are those of gpu_session.py that write these records, each with a budget in seconds. `--model h100` asks about
-the records of another GPU model. Records that need no GPU (`evaluation.json`, `fit_rates.json`, `calibration.json`)
-have no step.
+the records of another GPU model. Records that need no GPU (`evaluation.json`, `fit_rates.json`, `out_of_fold.json`,
+`calibration.json`) have no step.
 
 Result: with --out, {"due": [{"step", "reason"}]}, and the exit code is 0.
 """

@@ -26,7 +26,7 @@ from tuner.measure.statistics import median
 from tuner.problems.fields import kernel_identity
 
 from . import upstream
-from .choices import Choices, find_run
+from .choices import Choices, find_out_of_fold, find_run
 from .cold_timer import FLUSH_BYTES, ColdTimer
 from .product import Product, find_wrong
 from .stamp import DATA, SELECTOR, find_results, make_stamp, read_json, write_json
@@ -222,7 +222,7 @@ def run(family: Family, args: argparse.Namespace) -> int:
     # The peers promise no batch invariance; what it costs is benchmarks/batch_invariance.py's question.
     _C.set_batch_invariant(False)
     device = _C.get_device()
-    choices = {op: Choices(op, device, args.best, args.model) for op in family.ops}
+    choices = {op: Choices(op, device, args.best, args.model or find_out_of_fold(op, device.sku)) for op in family.ops}
     benchmark = Benchmark(family, device, choices, args.rounds, args.deepgemm)
     index, total = (int(part) for part in args.shard.split("/"))
     keys = family.read_keys()[index - 1 :: total]
@@ -303,7 +303,11 @@ def main(
         type=Path,
         help="tuning database with the problems' winners, or JSON rows of problem fields and config",
     )
-    parser.add_argument("--model", type=Path, help="JSON of the out-of-fold choices: rows of problem fields and config")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        help="JSON of the out-of-fold choices: rows of problem fields and config (default: those of out_of_fold.py)",
+    )
     parser.add_argument(
         "--deepgemm",
         type=Path,

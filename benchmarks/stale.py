@@ -40,11 +40,11 @@ OF_CHOICES = (
 OF_SECOND_TILES = ("m_grouped_masked.json", "second_tile.json")
 #: What a record of regrets says of the estimate of each op kind (`_C.estimate_revision`), 1 where it says nothing.
 ESTIMATES = "estimate_revision"
-OF_ESTIMATES = ("evaluation.json", "fit_rates.json")
+OF_ESTIMATES = ("evaluation.json", "fit_rates.json", "out_of_fold.json")
 #: Records that hang on no choice: of every config, of kernels that have none, of right results, of what is trained on.
 OF_NO_CHOICE = (
     *("calibration.json", "callers.json", "compile_time.json", "evaluation.json", "fit_rates.json", "host_ops.json"),
-    *("plain_kernels.json", "plain_kernels_bits.json", "racecheck.json"),
+    *("out_of_fold.json", "plain_kernels.json", "plain_kernels_bits.json", "racecheck.json"),
 )
 #: Derived from the other files, so it has no hash of its own.
 DERIVED = ("summary.json",)
