@@ -5,7 +5,8 @@ Example: python -m benchmarks.gpu_session build due --total 540 --out results
 
 The steps are those of gpu_session.py that write these records, each with a budget in seconds. `--model h100` asks about
 the records of another GPU model. Records that need no GPU (`evaluation.json`, `fit_rates.json`, `out_of_fold.json`,
-`calibration.json`) have no step.
+`calibration.json`) have no step. What is recorded beside DeepGEMM needs it again: gpu_session.py --deepgemm.
+`mega_moe` wants two GPUs.
 
 Result: with --out, {"due": [{"step", "reason"}]}, and the exit code is 0.
 """
@@ -19,7 +20,8 @@ from . import stale, today
 from .gpu_session import make_step, split_budget
 from .stamp import RECORDS, ROOT, find_results, read_json, write_json
 
-#: Each step that writes a record, with seconds that suffice on one H200; what most targets hang on comes first.
+#: Each step that writes a record, with seconds that suffice on two H200s (`suite` takes twice as long on one); what
+#: most targets hang on comes first.
 STEPS = (
     *("suite@560", "callers@60", "plain_kernels_bits@60"),
     *("dense_fp8@90", "random_fp8@80", "m_grouped_masked@90", "m_grouped_contiguous@70", "k_grouped@70"),
@@ -78,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the steps there, too, and return 0")
     args = parser.parse_args(arguments)
     folder = RECORDS / args.model if args.model else find_results()
-    if not folder.is_dir():
+    if args.model and not folder.is_dir():
         parser.error(f"--model {args.model}: no records in {folder}")
     found = list_due(folder)
     for due in found:

@@ -49,6 +49,7 @@ from tuner.compare.kernel_sets import Clone
 from tuner.compare.revisions import make_set
 
 from . import today
+from .harness import Family
 from .stamp import ROOT, read_json, write_json
 
 PROOF = ROOT / "benchmarks" / "same_code.json"
@@ -61,7 +62,7 @@ OF_HOST = ("host_ops.json", "host_time.json")
 OF_SNAPSHOT = ("calibration.json", "evaluation.json", "fit_rates.json")
 #: Records that hang on no grid: of the host's part, of compilers, of races within a CTA and of right results.
 OF_NO_GRID = (*OF_HOST, "callers.json", "compile_time.json", "racecheck.json")
-#: Most rows of a product of which the grid has changed: of one tile of tokens.
+#: Most rows of a product of which the grid has changed: of one tile of tokens in the default space.
 FEW_ROWS = 64
 #: What is compared: the kernels of each op kind, and the choice between two tiles.
 NAMES = sorted((*OP_KINDS, hashing.SECOND_TILE))
@@ -227,9 +228,13 @@ def find_layouts(path: Path, op: str) -> frozenset[str] | None:
     family = today.FAMILIES.get(path.name)
     if family is None:
         return None
+    return frozenset(name_layouts(problem) for problem in list_problems(path, family, op)) or None
+
+
+def list_problems(path: Path, family: Family, op: str) -> list:
+    """Return the problems of an op kind that the rows of a record are of."""
     keys = [{name: row[name] for name in family.key} for row in read_json(path)["rows"]]
-    problems = [problem for key in keys for problem in family.make_problems(key).values()]
-    return frozenset(name_layouts(problem) for problem in problems if problem.op == op) or None
+    return [problem for key in keys for problem in family.make_problems(key).values() if problem.op == op]
 
 
 def find_few(path: Path, op: str) -> bool:
@@ -238,10 +243,9 @@ def find_few(path: Path, op: str) -> bool:
     if path.name in OF_NO_GRID or kind is None or kind.is_grouped or kind.is_logits:
         return False
     family = today.FAMILIES.get(path.name)
-    rows = read_json(path).get("rows", [])
     if family is not None:
-        keys = [{name: row[name] for name in family.key} for row in rows]
-        return any(problem.m <= FEW_ROWS for key in keys for problem in family.make_problems(key).values())
+        return any(problem.m <= FEW_ROWS for problem in list_problems(path, family, op))
+    rows = read_json(path).get("rows", [])
     return not rows or any(row.get("m", 0) <= FEW_ROWS for row in rows)
 
 

@@ -36,6 +36,12 @@ NUM_GOLDEN = 48
 MAX_COMPARISONS = 2048
 #: What an artefact says of the package that trained it.
 VERSIONS = ("features_version", "heuristic_version", "package_version")
+#: What an evaluation has in common with the training that it is of, and what it is of where it has not.
+OF_EVALUATION = {
+    "estimator_sha256": "another selector",
+    "identity": "another op kind, GPU model or kernel",
+    "fingerprint": "another database",
+}
 
 
 @dataclass(frozen=True)
@@ -159,12 +165,16 @@ def check_comparisons(training: Training) -> None:
 
 
 def load_evaluation(training: Training) -> Evaluation:
-    """Return what `evaluate` found. Raises: UsageError without an evaluation; IntegrityError for another selector's."""
+    """Return what `evaluate` found. Raises: UsageError without an evaluation; IntegrityError for that of another
+    selector, op kind or database.
+    """
     try:
         document = json.loads(read_bounded(training.folder / EVALUATION).decode("ascii"))
-        if document["estimator_sha256"] != training.record.estimator_sha256:
-            raise ValueError("it is of another selector")
-        return Evaluation.from_json(document)
+        evaluation = Evaluation.from_json(document)
+        for name, what in OF_EVALUATION.items():
+            if getattr(evaluation, name) != getattr(training.record, name):
+                raise ValueError(f"it is of {what}")
+        return evaluation
     except OSError as error:
         raise errors.UsageError(
             f"--training {training.folder}: not evaluated since it was trained; run `python -m tuner evaluate"

@@ -63,3 +63,9 @@ def test_the_list_is_printed_and_written(explained, tmp_path, monkeypatch, capsy
     with pytest.raises(SystemExit) as error:
         due.main(["--model", "h300"])
     assert error.value.code == 2 and "h300" in capsys.readouterr().err
+
+
+def test_on_a_gpu_without_records_all_is_due(monkeypatch, tmp_path):
+    monkeypatch.setattr(due, "find_results", lambda: tmp_path / "new")
+    assert due.main(["--out", str(tmp_path / "due.json")]) == 0
+    assert [each["step"] for each in read_json(tmp_path / "due.json")["due"]] == list(due.STEPS)

@@ -50,7 +50,7 @@ def test_nothing_holds_without_a_comparison(changes):
     assert same_code.holds("fp8_gemm", "x", "c", frozenset({"k mn"}))
 
 
-def test_where_grids_differ_products_of_few_rows_do_not_hold(changes, tmp_path):
+def test_where_grids_differ_products_of_few_rows_do_not_hold(changes):
     changes[0]["grids"] = [1, 2]
     assert same_code.holds("bf16_gemm", "a", "c", K_MAJOR) and same_code.holds("bf16_gemm", "b", "c", K_MAJOR, True)
     assert not same_code.holds("bf16_gemm", "a", "c", K_MAJOR, has_few=True)

@@ -127,10 +127,11 @@ def test_grids_of_several_ctas_an_sm_are_run(variant):
             problem = _C.Problem(**(variant.problem().as_dict() | shape._asdict()))
             geometry = _C.launch_geometry(problem, config, sm_count=132)
             rounds = geometry["num_n_tiles"] / geometry["num_ctas"]
-            grids.setdefault(_C.blocks_per_sm(problem, config), []).append((geometry["num_ctas"] > 132, rounds > 1))
+            ctas = -(-geometry["num_ctas"] // 132)
+            grids.setdefault(_C.blocks_per_sm(problem, config), set()).add((ctas, rounds > 1))
     assert {2, 3} <= set(grids)
-    for found in grids.values():
-        assert (True, False) in found and (True, True) in found
+    for fitting, found in grids.items():
+        assert found >= {(ctas, is_longer) for ctas in range(2, fitting + 1) for is_longer in (False, True)}
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

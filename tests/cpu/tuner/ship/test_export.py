@@ -22,6 +22,7 @@ from tuner.learn.artifact import build_artifact
 from tuner.learn.dataset import CONFIRMED, SEARCHED, UNMEASURED
 from tuner.learn.evaluation import Evaluation, Statistics, Unconfirmed
 from tuner.ship import exact_table, export
+from tuner.ship.exact import describe_estimate
 
 SETTINGS = learner.Settings(trees=24, leaves=8, rate=0.3, sizes=(8,))
 GOOD = {"mean": 0.01, "p95": 0.04, "answered": 0.9}
@@ -232,7 +233,9 @@ def write_base(folder: Path, content: bytes, op: str, **changed) -> Path:
         rows = [list(config.as_dict().values()) for config in own[: len(arrays[f"{op}/configs"])]]
         arrays[f"{op}/configs"] = np.array(rows, np.int32)
     folder.mkdir()
-    ops, path = {op: metadata["ops"]["fp8_gemm"] | {"kernel_hash": kernel_hash(op)} | changed}, folder / f"{SKU}.dgsel"
+    whole = {name: value for name, value in metadata["ops"]["fp8_gemm"].items() if name != "estimate_revision"}
+    of_op = {"kernel_hash": kernel_hash(op), **describe_estimate(op)}
+    ops, path = {op: whole | of_op | changed}, folder / f"{SKU}.dgsel"
     path.write_bytes(build_artifact(metadata | {"ops": ops}, arrays))
     path.with_suffix(".md").write_text(f"# Selector\n\n## {op}\n\n### Gates\n\nOnce.\n\n## other\n\nNot kept.\n")
     return path
@@ -283,9 +286,17 @@ def test_the_model_card_says_what_it_must(made):
 
 def test_without_an_evaluation_of_this_selector(folder, data, learned):
     found = train.load(folder)
-    (folder / train.EVALUATION).write_text('{"estimator_sha256": "of another"}')
-    with pytest.raises(errors.IntegrityError, match="another selector"):
-        export.load_evaluation(found)
+    write_evaluation(folder, GOOD)
+    whole = json.loads((folder / train.EVALUATION).read_text())
+    others = {
+        "another selector": {"estimator_sha256": "of another"},
+        "another op kind": {"identity": whole["identity"] | {"op": "bf16_gemm"}},
+        "another database": {"fingerprint": "of another"},
+    }
+    for message, other in others.items():
+        (folder / train.EVALUATION).write_text(json.dumps(whole | other))
+        with pytest.raises(errors.IntegrityError, match=f"it is of {message}"):
+            export.load_evaluation(found)
     (folder / train.EVALUATION).unlink()
     with pytest.raises(errors.UsageError, match="tuner evaluate"):
         export.load_evaluation(found)
