@@ -21,7 +21,7 @@ from tuner.learn.learner import Settings
 from tuner.ship import calibrate
 
 DEVICE = _C.Device.known("h200")
-POOL = [_C.Problem("fp8_gemm", m, n, k) for n, k in synthetic.SHAPES[1::8] for m in (4, 96, 1500)]
+POOL = [_C.Problem("fp8_gemm", m, n, k) for n, k in synthetic.SHAPES[1::8] for m in (16, 160, 1500)]
 
 
 @pytest.fixture(autouse=True)

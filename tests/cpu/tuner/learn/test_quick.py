@@ -15,9 +15,9 @@ from tuner.learn.residual import make_config_rows
 from tuner.problems import regimes
 
 DEVICE = _C.Device.known("h200")
-POOL = [_C.Problem("fp8_gemm", m, n, k) for n, k in synthetic.SHAPES[1::2] for m in (4, 96, 1500)]
+POOL = [_C.Problem("fp8_gemm", m, n, k) for n, k in synthetic.SHAPES[1::2] for m in (8, 96, 1500)]
 #: With more m a shape, for what is learned in several rounds.
-LARGE_POOL = [_C.Problem("fp8_gemm", m, n, k) for n, k in synthetic.SHAPES[1::2] for m in (4, 32, 96, 400, 1500)]
+LARGE_POOL = [_C.Problem("fp8_gemm", m, n, k) for n, k in synthetic.SHAPES[1::2] for m in (8, 32, 96, 400, 1500)]
 SETTINGS = Settings(trees=32, sizes=(8,))
 #: Eight shapes teach little of this machine.
 KEPT = 0.04
