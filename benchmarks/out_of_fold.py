@@ -78,8 +78,13 @@ def join(parts: list[tuple[dict, list[dict]]], before: dict | None) -> dict:
         for name in OF_OPS
     }
     rows = [row for row in kept["rows"] if row["op"] not in given] + [row for _, own in parts for row in own]
-    rows.sort(key=lambda row: (row["op"], row["n"], row["k"], row["m"], to_problem(PROBLEM_DEFAULTS | row).key))
+    rows.sort(key=lambda row: order(PROBLEM_DEFAULTS | row))
     return {"meta": {"sku": sku, **of_ops, "date": max(of_ops["dates"].values()), "complete": True}, "rows": rows}
+
+
+def order(fields: dict) -> tuple:
+    """Return the sort key of a problem's fields, with what they leave out."""
+    return fields["op"], fields["n"], fields["k"], fields["m"], to_problem(fields).key
 
 
 def main(arguments: list[str] | None = None) -> int:

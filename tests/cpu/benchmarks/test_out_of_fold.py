@@ -13,6 +13,7 @@ DEVICE = _C.Device.known("h200")
 ROLES = ("heuristic", "model")
 #: Of dense_fp8.json, of dense_bf16.json in another layout, and of no benchmark.
 KNOWN = {"m": 64, "n": 2112, "k": 7168}
+SMALLEST = {"m": 1, "n": 2112, "k": 7168}  # whose m is the default
 OTHER = {"op": "bf16_gemm", "m": 128, "n": 2112, "k": 7168, "b_major": "mn"}
 UNKNOWN = {"m": 65, "n": 2112, "k": 7168}
 
@@ -33,12 +34,12 @@ def make_folder(path, fields: dict, *others: dict, estimator: str = "e", sku: st
 
 
 def test_benchmarks_take_the_choices_stored_for_their_problems(tmp_path, monkeypatch):
-    folders = [make_folder(tmp_path / "a", KNOWN, UNKNOWN), make_folder(tmp_path / "b", OTHER)]
+    folders = [make_folder(tmp_path / "a", KNOWN, SMALLEST, UNKNOWN), make_folder(tmp_path / "b", OTHER)]
     monkeypatch.setattr(choices, "results_of", lambda sku: tmp_path)
     assert find_out_of_fold("fp8_gemm", DEVICE.sku) is None
     assert out_of_fold.main(["--training", *map(str, folders), "--out", str(tmp_path / OUT_OF_FOLD)]) == 0
-    assert len(read_json(tmp_path / OUT_OF_FOLD)["rows"]) == 2  # the unknown one is left out
-    for fields, op in ((KNOWN, "fp8_gemm"), (OTHER, "bf16_gemm")):
+    assert len(read_json(tmp_path / OUT_OF_FOLD)["rows"]) == 3  # the unknown one is left out
+    for fields, op in ((KNOWN, "fp8_gemm"), (SMALLEST, "fp8_gemm"), (OTHER, "bf16_gemm")):
         problem = to_problem(PROBLEM_DEFAULTS | {"op": op} | fields)
         found = Choices(op, DEVICE, None, find_out_of_fold(op, DEVICE.sku)).of(problem, ROLES)
         assert found["model"].config == _C.get_candidates(problem, DEVICE)[2]
