@@ -19,11 +19,8 @@ from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.selection import explain, explain_tiles
 from tuner.problems.fields import PROBLEM_DEFAULTS, replace_problem, to_problem
 
-from .stale import serving_hashes
+from .stale import OUT_OF_FOLD, serving_hashes
 from .stamp import read_json, results_of
-
-#: What out_of_fold.py stores for each GPU model.
-OUT_OF_FOLD = "out_of_fold.json"
 
 
 class Choice(NamedTuple):

@@ -16,8 +16,7 @@ from pathlib import Path
 from deep_gemm import _C
 from tuner.problems.fields import PROBLEM_DEFAULTS, to_problem
 
-from .choices import OUT_OF_FOLD
-from .stale import ESTIMATES
+from .stale import ESTIMATES, OUT_OF_FOLD
 from .stamp import read_json, results_of, write_json
 from .today import FAMILIES
 

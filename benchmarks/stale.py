@@ -3,12 +3,13 @@
 Example: python -m benchmarks.stale        (exit 1 while anything is stale or unexplained)
 
 A record is current while the hashes in it are the tree's: tree_hash in the GPU record, kernel_hash of each op kind in
-everything else, or that of kernels before whose machine code is the same (same_code.py). Artefacts and snapshots, which
-are there to choose, may be of older kernels that choose for the tree's (deep_gemm.older_kernels). A record whose
-figures hang on choices that today.py does not ask about (OF_CHOICES) is current only while the selector that chose is
-the tree's, or holds the same of the record's op kinds. Of the GPU record, what it says of a selector's choices is
-stale, too, while the selector is another one (get_selector_reason); the summary says so, and asks today.py about
-choices that rows name. A stale record needs a reason in stale.json beside this file, {"path from the root": "reason"}.
+everything else, or that of kernels before whose machine code is the same (same_code.py). Artefacts, snapshots and
+out_of_fold.json, which are there to choose, may be of older kernels that choose for the tree's
+(deep_gemm.older_kernels). A record whose figures hang on choices that today.py does not ask about (OF_CHOICES) is
+current only while the selector that chose is the tree's, or holds the same of the record's op kinds. Of the GPU record,
+what it says of a selector's choices is stale, too, while the selector is another one (get_selector_reason); the summary
+says so, and asks today.py about choices that rows name. A stale record needs a reason in stale.json beside this file,
+{"path from the root": "reason"}.
 Tests then pass, its targets count as not met, and a release is refused.
 """
 
@@ -40,11 +41,12 @@ OF_CHOICES = (
 OF_SECOND_TILES = ("m_grouped_masked.json", "second_tile.json")
 #: What a record of regrets says of the estimate of each op kind (`_C.estimate_revision`), 1 where it says nothing.
 ESTIMATES = "estimate_revision"
-OF_ESTIMATES = ("evaluation.json", "fit_rates.json", "out_of_fold.json")
+OUT_OF_FOLD = "out_of_fold.json"
+OF_ESTIMATES = ("evaluation.json", "fit_rates.json", OUT_OF_FOLD)
 #: Records that hang on no choice: of every config, of kernels that have none, of right results, of what is trained on.
 OF_NO_CHOICE = (
     *("calibration.json", "callers.json", "compile_time.json", "evaluation.json", "fit_rates.json", "host_ops.json"),
-    *("out_of_fold.json", "plain_kernels.json", "plain_kernels_bits.json", "racecheck.json"),
+    *(OUT_OF_FOLD, "plain_kernels.json", "plain_kernels_bits.json", "racecheck.json"),
 )
 #: Derived from the other files, so it has no hash of its own.
 DERIVED = ("summary.json",)
@@ -247,7 +249,8 @@ def find_current(path: Path, recorded: dict[str, str | None] | str | None) -> ob
         return serving_hashes(recorded)
     if path.name in OF_ESTIMATES:
         kernels = without_selector(recorded)
-        return holding_hashes(path, kernels) | {ESTIMATES: {op: estimate_revision(op) for op in kernels}}
+        hashes = serving_hashes(kernels) if path.name == OUT_OF_FOLD else holding_hashes(path, kernels)
+        return hashes | {ESTIMATES: {op: estimate_revision(op) for op in kernels}}
     if path.name not in OF_CHOICES:
         return holding_hashes(path, recorded)
     kernels, sku = without_selector(recorded), find_sku(path.parent.name)

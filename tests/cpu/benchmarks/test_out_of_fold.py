@@ -3,7 +3,8 @@
 import pytest
 
 from benchmarks import choices, out_of_fold, stale
-from benchmarks.choices import OUT_OF_FOLD, Choices, find_out_of_fold
+from benchmarks.choices import Choices, find_out_of_fold
+from benchmarks.stale import OUT_OF_FOLD
 from benchmarks.stamp import read_json, write_json
 from deep_gemm import _C
 from deep_gemm.jit.hashing import kernel_hash
