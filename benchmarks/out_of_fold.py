@@ -62,20 +62,16 @@ def shorten(row: dict) -> dict:
 def join(parts: list[tuple[dict, list[dict]]], before: dict | None) -> dict:
     """Return the result of several op kinds; `before`: the result whose other op kinds stay.
 
-    Raises: ValueError where they are of different GPU models or one op kind twice.
+    Raises: ValueError where they are of different GPU models, that of `before` included, or one op kind twice.
     """
     sku, given = parts[0][0]["sku"], [op for meta, _ in parts for op in meta["kernel_hash"]]
     if any(meta["sku"] != sku for meta, _ in parts) or len(set(given)) < len(given):
         raise ValueError("the training folders must be of different op kinds and one GPU model")
-    kept = before if before and before["meta"]["sku"] == sku else {"meta": {}, "rows": []}
-    of_ops = {
-        name: dict(
-            sorted(
-                (kept["meta"].get(name, {}) | {op: meta[name][op] for meta, _ in parts for op in meta[name]}).items()
-            )
-        )
-        for name in OF_OPS
-    }
+    if before and before["meta"]["sku"] != sku:
+        raise ValueError(f"the result there is of {before['meta']['sku']}, not of {sku}; name another --out")
+    kept = before or {"meta": {}, "rows": []}
+    metas = [kept["meta"], *(meta for meta, _ in parts)]
+    of_ops = {name: {op: value for meta in metas for op, value in meta.get(name, {}).items()} for name in OF_OPS}
     rows = [row for row in kept["rows"] if row["op"] not in given] + [row for _, own in parts for row in own]
     rows.sort(key=lambda row: order(PROBLEM_DEFAULTS | row))
     return {"meta": {"sku": sku, **of_ops, "date": max(of_ops["dates"].values()), "complete": True}, "rows": rows}

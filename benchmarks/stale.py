@@ -39,9 +39,10 @@ OF_CHOICES = (
 )
 #: Records of calls whose kernels may have a second tile: the choice on the device counts, whether they name it or not.
 OF_SECOND_TILES = ("m_grouped_masked.json", "second_tile.json")
+#: Choices of trees that never saw the problem's family of weights, see out_of_fold.py.
+OUT_OF_FOLD = "out_of_fold.json"
 #: What a record of regrets says of the estimate of each op kind (`_C.estimate_revision`), 1 where it says nothing.
 ESTIMATES = "estimate_revision"
-OUT_OF_FOLD = "out_of_fold.json"
 OF_ESTIMATES = ("evaluation.json", "fit_rates.json", OUT_OF_FOLD)
 #: Records that hang on no choice: of every config, of kernels that have none, of right results, of what is trained on.
 OF_NO_CHOICE = (

@@ -85,3 +85,8 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             out_of_fold.main(["--training", *map(str, folders), "--out", str(tmp_path / "out.json")])
     assert not (tmp_path / "out.json").exists()
+    out_of_fold.main(["--training", str(good), "--out", str(tmp_path / "out.json")])
+    before = (tmp_path / "out.json").read_bytes()
+    with pytest.raises(ValueError, match="name another --out"):
+        out_of_fold.main(["--training", str(tmp_path / "c"), "--out", str(tmp_path / "out.json")])
+    assert (tmp_path / "out.json").read_bytes() == before
