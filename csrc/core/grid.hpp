@@ -5,9 +5,12 @@
 
 namespace deep_gemm {
 
-// `tiles`: of CTAs or clusters, `m_tiles` of them along m. `register_blocks`: CTAs that an SM has registers for; no
-// more share it in dense grids, because one that waits for another to end is alone in the end. Grouped grids were swept
-// with as many as the estimate says (blocks_per_sm).
+// CTAs of a dense grid to an SM that holds `most` of them at once. `tiles`: of CTAs, `m_tiles` of them along m.
+int dense_blocks_per_sm(int64_t m_tiles, int64_t tiles, int32_t sms, int most);
+
+// The same of any grid; `tiles`: of CTAs or clusters. `register_blocks`: CTAs that an SM has registers for. No more of
+// them share it in dense grids: one that waits for another to end starts late and then runs by itself. Grouped grids
+// were swept with as many as the estimate says (blocks_per_sm).
 int grid_blocks_per_sm(const Problem& problem, const Config& config, int64_t m_tiles, int64_t tiles, int32_t sms,
                        int register_blocks);
 

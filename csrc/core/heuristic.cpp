@@ -140,7 +140,7 @@ Tiling Tiler::divide_inline(const Config& config, const TileFacts& facts) {
     tiling.cluster_tiles = saturating_product(tiling.m_cluster_tiles, ceil_shift(tiling.n_tiles, config.cluster_n));
     const int32_t cluster_size = config.cluster_m * config.cluster_n * config.split_k;
     // As if all CTAs that fit shared an SM, also of dense products, whose grids may have fewer (core/grid.hpp): with
-    // the grid's own number the heuristic loses the same (H200, 1,077 problems). With a limit of SMs all persistent
+    // the grid's own number the heuristic loses the same (H200, 196 problems). With a limit of SMs all persistent
     // grids have one CTA an SM; the estimate of groups does not know that.
     const bool is_limited = problem_.num_sms != 0 && !kind.is_grouped() && config.split_k == 1;
     const int32_t blocks = is_limited ? 1 : facts.blocks_per_sm;

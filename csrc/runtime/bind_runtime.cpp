@@ -98,14 +98,17 @@ void bind_dispatch(py::module_& m) {
     m.def("dispatch_stats", &stats_dict, "Return size, capacity, hits, misses and clears of the dispatch table.");
     m.def(
         "launch_geometry",
-        [](const Problem& problem, const Config& config, int sm_count, int max_clusters, double memory_gbps) {
+        [](const Problem& problem, const Config& config, int sm_count, int max_clusters, double memory_gbps,
+           int register_blocks) {
             Device device;
             device.sm_count = sm_count, device.memory_gbps = memory_gbps;
-            return geometry_dict(get_geometry(problem, config, problem.num_sms, device, max_clusters));
+            return geometry_dict(get_geometry(problem, config, problem.num_sms, device, max_clusters, register_blocks));
         },
         "problem"_a, "config"_a, py::kw_only(), "sm_count"_a, "max_clusters"_a = 0, "memory_gbps"_a = 0.0,
+        "register_blocks"_a = kMaxBlocksPerSm,
         "Return grid size, tile counts and band of the launch of `problem` on its num_sms of a GPU; memory_gbps: the "
-        "rate of its memory, 1e9 bytes a second (0: not known). Raises: ShapeError.");
+        "rate of its memory, 1e9 bytes a second (0: not known); register_blocks: CTAs that an SM has registers for. "
+        "Raises: ShapeError.");
 }
 
 void bind_plain_kernels(py::module_& m) {

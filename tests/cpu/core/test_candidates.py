@@ -132,7 +132,7 @@ def test_candidates_are_an_ordered_part_of_the_default_space():
         space = _C.get_default_space(problem, H200)
         positions = {config: index for index, config in enumerate(space)}
         union = set()
-        for m, n in itertools.product(SIZES, SIZES):
+        for m, n in itertools.product((*SIZES, 16, 24, 32, 40), SIZES):
             candidates = _C.get_candidates(with_sizes(problem, m, n, 7168), H200)
             indices = [positions[config] for config in candidates]
             assert candidates and indices == sorted(set(indices))

@@ -1,5 +1,7 @@
 """How many CTAs of a dense product's grid share an SM, and what else hangs on that."""
 
+import itertools
+
 import pytest
 
 import deep_gemm
@@ -51,6 +53,45 @@ def test_other_products_have_one_cta_an_sm():
     pair = _C.Config(64, 64, 4, cluster_n=2)
     assert _C.blocks_per_sm(_C.Problem("fp8_gemm", 5, 4096, 4096), pair) > 1 and count_ctas(pair, 870) == 132
     assert count_ctas(config, 40, sms=16) == 40 and count_ctas(config, 40, sms=0) == 1
+
+
+def find_shallow(op, m, n, **fields):
+    """Return the rings for three CTAs an SM among the candidates of a product, and those of them worth trying."""
+    problem = _C.Problem(op, m, n, 4096, **fields)
+    space = _C.get_default_space(_C.Problem(op, 1, 1, 1), H200)
+    shallow = [each for each in space if each.swap_ab and each.split_k == 1 and _C.blocks_per_sm(problem, each) == 3]
+    found = [config for config in _C.get_candidates(problem, H200) if config in shallow]
+    assert found == [config for config in shallow if _C.is_worth_trying(problem, config, H200)]
+    return found
+
+
+@pytest.mark.parametrize("op", ["fp8_gemm", "bf16_gemm"])
+def test_rings_for_three_are_for_grids_of_several_ctas_an_sm(op):
+    """A deeper ring is better where an SM has one CTA all the same."""
+    seen = set()
+    for m, tiles in itertools.product((5, 8, 9, 16, 20), (100, 132, 133, 264, 384, 398)):
+        rows = -(-m // 8) * 8
+        found = find_shallow(op, m, tiles * 64)
+        for each in found:
+            problem = _C.Problem(op, m, tiles * 64, 4096)
+            assert _C.launch_geometry(problem, each, sm_count=132)["num_ctas"] > 132
+        assert (rows in {each.block_m for each in found}) == (tiles > 132), (m, tiles)
+        seen.update(found)
+    assert {each.block_m for each in seen} == {8, 16, 24}
+    assert not find_shallow(op, 5, 384 * 64, num_sms=120), "a limit of SMs leaves one CTA on each"
+
+
+def test_a_ring_for_three_needs_registers_for_three():
+    problem = _C.Problem("fp8_gemm", 40, 384 * 64, 4096)
+    tiles = [each for each in _C.get_default_space(problem, H200) if each.swap_ab and each.block_m == 48]
+    whole = [each for each in tiles if each.block_n == 64 and each.split_k == 1]
+    assert [_C.blocks_per_sm(problem, each) for each in whole] == [1, 2]
+
+
+def test_the_launch_takes_the_kernels_registers():
+    problem, config = _C.Problem("fp8_gemm", 5, 384 * 64, 4096), few(RINGS[3])
+    found = [_C.launch_geometry(problem, config, sm_count=132, register_blocks=blocks) for blocks in (1, 2, 3)]
+    assert [geometry["num_ctas"] for geometry in found] == [132, 132, 384]
 
 
 def launch(op, tiles, cubin):
