@@ -12,8 +12,8 @@ was not, stands at the entries. They hold for these hashes alone: the next chang
 #: to be the same was compared byte by byte (benchmarks/same_code.json counts it), and times are of H200s:
 #:
 #: - `fp8_gemm`, `bf16_gemm`: no code. Grids of a few tokens have several CTAs an SM: 42 kernels with rings for them
-#:   take 0.94 of their time, 0.76 to 1.00, and gain alike by whatever they are chosen. Problems of up to 64 rows and
-#:   more than 8,448 columns were swept again; narrow plain tiles have such grids from 4,225 columns on, too.
+#:   take 0.94 of their time, 0.76 to 1.00, whether the heuristic or an artefact chose them. Problems of up to 64 rows
+#:   were swept again from 4,225 columns on; fewer have no such grids.
 #: - Masked groups and groups with ends: weights leave L2 first no more where an SM has the memory for three CTAs, which
 #:   gained nothing (0.98 to 1.02 in 72 BF16 products), and of more than 32 groups the 32 held speak for the others.
 #:   Masked products with 230 MB of weights and more were swept again, groups with ends were not timed.

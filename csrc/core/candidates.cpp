@@ -84,15 +84,15 @@ void append_ahead(std::vector<Config>& space, const Problem& variant, Config con
     if (is_worth_it && config.num_stages < deepest) space.push_back(config);
 }
 
-// Whether registers allow the third CTA that memory was left for. Where they do not, such a ring was the best in none
-// of 27 dense products (H200). Splits and groups have it all the same: a few gain 1 % by it.
+// Whether registers, by their estimate, allow the third CTA that memory was left for. Where they do not, such a ring
+// was the best in none of 27 dense products (H200). Splits and groups have it all the same: a few gain 1 % by it.
 bool has_registers(const Problem& variant, const Config& config, int blocks) {
     return blocks < 3 || config.split_k > 1 || is_grouped(variant.op) || blocks_per_sm(variant, config) >= blocks;
 }
 
-// The tile with rings for one and two CTAs to an SM, and for three where it is swapped. The CTAs of a split must share
-// their SMs, or the clusters do not all fit at once. Narrow tiles gain from a shallower ring even where no second CTA
-// runs beside them (H200, m 16, n 24576, k 1536: 12.0 us against 12.5).
+// The tile with rings for one and two CTAs to an SM, and for three where it is swapped and may gain by it. The CTAs of
+// a split must share their SMs, or the clusters do not all fit at once. Narrow tiles gain from a shallower ring even
+// where no second CTA runs beside them (H200, m 16, n 24576, k 1536: 12.0 us against 12.5).
 void append_rings(std::vector<Config>& space, const Problem& variant, Config config, const Device& device) {
     config.num_stages = deepest_ring(config, kDeepestRing,
                                      [&](const Config& c) { return smem_bytes(variant, c) <= device.smem_bytes; });
@@ -297,10 +297,10 @@ Pruning::Pruning(const Problem& problem, const Device& device)
       is_dense(!is_grouped(problem.op)),
       is_limited(problem.num_sms > 0) {}
 
-bool Pruning::is_alone(const Config& config, int blocks_per_sm) const {
+bool Pruning::is_alone(const Config& config, int fitting) const {
     if (config.split_k > 1) return false;
     const int64_t m_tiles = ceil_div(m, int64_t(config.block_m)), n_tiles = ceil_div(n, int64_t(config.block_n));
-    return is_limited || dense_blocks_per_sm(m_tiles, n_tiles, sms, blocks_per_sm) == 1;
+    return is_limited || dense_blocks_per_sm(m_tiles, n_tiles, sms, fitting) == 1;
 }
 
 bool Pruning::keeps_wide(const Config& config) const {

@@ -50,13 +50,13 @@ class Space {
 struct Pruning {
     Pruning(const Problem& problem, const Device& device);
 
-    // Whether the SMs allow the config, no smaller tile, cluster or split does the same work with less waste, and no
-    // ring is shallower for neighbours that it does not have. `blocks_per_sm`: CTAs that an SM holds at once.
-    bool keeps(const Config& config, int blocks_per_sm) const {
+    // Whether the SMs allow the config, no smaller tile, cluster or split does the same work with less waste, and its
+    // ring leaves no memory for a third CTA that never comes. `fitting`: CTAs that an SM holds at once.
+    bool keeps(const Config& config, int fitting) const {
         if (config.cluster_m * config.cluster_n * config.split_k > sms) return false;
         if (!fits_alignment(alignment, config)) return false;
         if (config.swap_ab == 0) return keeps_plain(config);
-        return keeps_swapped(config) && !(blocks_per_sm > 2 && is_dense && is_alone(config, blocks_per_sm));
+        return keeps_swapped(config) && !(fitting > 2 && is_dense && is_alone(config, fitting));
     }
 
  private:
@@ -77,9 +77,10 @@ struct Pruning {
         return config.split_k == 1 || keeps_split(config);
     }
     bool keeps_split(const Config& config) const;
-    // Whether the grid of a dense product has one CTA an SM. Of 251 tiles timed with a ring for three CTAs there none
-    // was the best of its problem, of 181 in grids of two or three CTAs an SM 90 were (H200).
-    bool is_alone(const Config& config, int blocks_per_sm) const;
+    // Whether the grid of a dense product has one CTA an SM, though `fitting` of this swapped tile fit; of
+    // splits never. Of 251 rings for three CTAs timed there (141 were dropped early, as slow) none was the best of its
+    // problem by confirmed times; of 181 in grids of two or three CTAs an SM 89 were (H200).
+    bool is_alone(const Config& config, int fitting) const;
     // Of swapped tiles of more tokens: whether a dense product wastes fewer rows with them than with plain tiles of 128
     // rows, or masked groups may be about as large.
     bool keeps_wide(const Config& config) const;
@@ -103,7 +104,8 @@ struct Pruning {
     int wide_m;              // the most tokens of such a tile for groups of about m rows; 0: there are just m rows
     int cover_n;             // the smallest width of a tile that covers n
     int widest_n;            // of the tiles of 64 rows up to that width
-    bool may_split, is_dense, is_limited;  // to num_sms
+    bool may_split, is_dense;
+    bool is_limited;  // to num_sms
 };
 
 // Whether no smaller tile holds all tokens of a problem of attention logits.

@@ -16,7 +16,7 @@ int estimate_revision(const OpKind& kind) {
     if (kind.is_logits()) return kLogitsEstimateRevision;
     if (kind.has_room()) return 4;      // the tiles of all groups are about normal, and whole
     if (kind.k_is_divided()) return 2;  // a tile may wait for its C; trees know of the second D tile
-    if (!kind.is_grouped()) return 3;   // rings for three CTAs in grids of several alone; one with a limit of SMs
+    if (!kind.is_grouped()) return 3;   // rings for three CTAs where a grid has several an SM
     return 1;
 }
 

@@ -25,8 +25,13 @@ NATIVE_DEFECTS: Defects = {
         ("kAlone = 1.25", "kAlone = 1.0"),
         ("of_sm <= fewest", "of_sm < fewest"),
         ("m_tiles > 1 || ", ""),
-        (" || config.cluster_m * config.cluster_n > 1", ""),
+        ("if (config.cluster_m * config.cluster_n > 1) return 1;", ""),
         ("std::min(fitting, register_blocks)", "fitting"),
+    ],
+    ("csrc/core/candidates.cpp", "tests/cpu/runtime/test_dense_grids.py"): [
+        ("return is_limited || dense", "return dense"),
+        ("is_grouped(variant.op) || blocks_per_sm(variant, config) >= blocks", "true"),
+        ("sms, fitting) == 1", "sms, fitting) == 2"),
     ],
     ("csrc/core/row_draws.cpp", "tests/cpu/core/test_group_estimates.py"): [
         ("full * below * below", "0.0"),

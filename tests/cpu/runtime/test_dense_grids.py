@@ -67,7 +67,7 @@ def find_shallow(op, m, n, **fields):
 
 @pytest.mark.parametrize("op", ["fp8_gemm", "bf16_gemm"])
 def test_rings_for_three_are_for_grids_of_several_ctas_an_sm(op):
-    """A deeper ring is better where an SM has one CTA all the same."""
+    """Where an SM has one CTA all the same, the ring for two is no worse."""
     seen = set()
     for m, tiles in itertools.product((5, 8, 9, 16, 20), (100, 132, 133, 264, 384, 398)):
         rows = -(-m // 8) * 8

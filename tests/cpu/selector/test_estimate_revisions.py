@@ -32,7 +32,7 @@ def revision(monkeypatch):
 
 def test_the_first_revision_has_no_member():
     assert describe_estimate("batched_fp8_gemm") == {}
-    for op, revision in ((OP, 2), (LOGITS[0], 2), (LOGITS[1], 2), (MASKED[0], 4), (K_GROUPED[1], 2)):
+    for op, revision in ((OP, 3), (LOGITS[0], 2), (LOGITS[1], 2), (MASKED[0], 4), (K_GROUPED[1], 2)):
         assert describe_estimate(op) == {"estimate_revision": revision}
     content, _ = make_content()
     assert get_estimate_revision(read_artifact(content)[0]["ops"][OP]) == 1

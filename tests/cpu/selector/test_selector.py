@@ -181,7 +181,7 @@ def test_learned_choice_is_the_first_best_score_beyond_the_margin(no_exact):
         is_chosen = scores.min() < -MARGIN
         assert choice.config == (shortlist[scores.argmin()] if is_chosen else _C.get_analytic_config(problem, DEVICE))
         counts["chosen" if is_chosen else "heuristic"] += 1
-    assert counts["chosen"] > 80 and counts["heuristic"] > 20
+    assert counts["chosen"] > 60 and counts["heuristic"] > 20
 
 
 def test_the_shortlist_has_tiles_with_and_without_the_knobs_of_the_loop():
