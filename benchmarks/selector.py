@@ -82,15 +82,24 @@ def get_parts(result: dict) -> dict[str, dict]:
     return result.get("ops") or {next(iter(result["meta"]["kernel_hash"])): result}
 
 
-def family_splits(result: dict, is_grouped: bool) -> dict[str, dict]:
-    """Return, by grouped or by dense op kind, the statistics of leave-one-family-out; without the op kinds where
+def name_target(name: str, is_grouped: bool) -> str:
+    """Return the name of a target, or of its twin for groups."""
+    return f"{name}_grouped" if is_grouped else name
+
+
+def is_of(target: str, op: str) -> bool:
+    """Return whether an op kind counts in a target: grouped ones in those named so, and logits there for S2, which
+    asks about dense products.
+    """
+    kind = OP_KINDS[op]
+    return (kind.is_grouped or (target.startswith("S2") and kind.is_logits)) == target.endswith("_grouped")
+
+
+def family_splits(result: dict, target: str) -> dict[str, dict]:
+    """Return, by op kind that counts in a target, the statistics of leave-one-family-out; without the op kinds where
     nothing was held out.
     """
-    splits = {
-        op: part["splits"].get("family", {})
-        for op, part in get_parts(result).items()
-        if OP_KINDS[op].is_grouped == is_grouped
-    }
+    splits = {op: part["splits"].get("family", {}) for op, part in get_parts(result).items() if is_of(target, op)}
     return {op: split for op, split in splits.items() if split.get("model") is not None}
 
 
@@ -99,7 +108,7 @@ def make_s1(result: dict, is_grouped: bool = False, max_mean: float = 0.015, max
 
     The target asks for five seeds, and that each fold chooses the settings of its trees by itself.
     """
-    splits = family_splits(result, is_grouped)
+    splits = family_splits(result, name_target("S1", is_grouped))
     if not splits:
         return None
     models = [split["model"] for split in splits.values()]
@@ -130,7 +139,7 @@ def make_s2(result: dict, is_grouped: bool = False) -> dict | None:
     """Share of the heuristic's regret that the guarded model removes; of several op kinds the worst counts."""
     splits = {
         op: split["model"]
-        for op, split in family_splits(result, is_grouped).items()
+        for op, split in family_splits(result, name_target("S2", is_grouped)).items()
         if split["model"]["removed"] is not None
     }
     if not splits:
@@ -158,7 +167,9 @@ def make_s3(result: dict, rates: dict | None = None, is_grouped: bool = False, m
     which lacks search rows, shows more than one to the database of the evaluation: its best configs are luckier.
     """
     splits = {
-        op: split["heuristic"] for op, split in family_splits(result, is_grouped).items() if split.get("heuristic")
+        op: split["heuristic"]
+        for op, split in family_splits(result, name_target("S3", is_grouped)).items()
+        if split.get("heuristic")
     }
     if not splits:
         return None

@@ -32,8 +32,8 @@ BESIDE = dict.fromkeys(("S3", "S3_grouped"), selector.RATES)
 OF_SELECTOR = ("Q2",)
 #: Targets of some op kinds of their result alone: {target: op kinds}.
 OF_OPS = dict.fromkeys(("P11", "P13", "S4"), OPS)
-#: Targets of the op kinds of their result that are grouped, or not.
-OF_GROUPING = dict.fromkeys(("S1", "S2", "S3"), False) | dict.fromkeys(("S1_grouped", "S2_grouped", "S3_grouped"), True)
+#: Targets of the op kinds of their result that are grouped, or not (selector.is_of).
+OF_GROUPING = ("S1", "S2", "S3", "S1_grouped", "S2_grouped", "S3_grouped")
 #: Targets whose peer is DeepGEMM. Its recorded times are of the GPU model of RESULTS: other models have such an entry
 #: only where it was timed in the same run.
 OF_UPSTREAM = ("P1", "P2", "P3", "P6", "P7", "P8", "P9", "P10")
@@ -339,7 +339,7 @@ def list_ops(name: str, meta: dict) -> tuple[str, ...]:
     """Return the op kinds of a result that a target is of; () where it is of all."""
     if name not in OF_GROUPING:
         return OF_OPS.get(name, ())
-    return tuple(op for op in meta["kernel_hash"] if OP_KINDS[op].is_grouped == OF_GROUPING[name])
+    return tuple(op for op in meta["kernel_hash"] if selector.is_of(name, op))
 
 
 def read_beside(name: str, folder: Path) -> list[dict]:

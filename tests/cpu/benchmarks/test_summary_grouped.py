@@ -195,7 +195,7 @@ def make_joined(tmp_path, means: dict[str, float]) -> dict:
 
 def test_regrets_of_another_estimate_are_stale(tmp_path):
     joined = make_joined(tmp_path, {"fp8_gemm": 0.01, "m_grouped_fp8_gemm_masked": 0.014})
-    assert joined["meta"][stale.ESTIMATES] == {"fp8_gemm": 2, "m_grouped_fp8_gemm_masked": 4}
+    assert joined["meta"][stale.ESTIMATES] == {"fp8_gemm": 3, "m_grouped_fp8_gemm_masked": 4}
     joined["meta"][stale.ESTIMATES]["m_grouped_fp8_gemm_masked"] = 1
     write_json(tmp_path / "evaluation.json", joined)
     assert summary.make_summary(tmp_path)["S1_grouped"]["stale"]
@@ -218,6 +218,15 @@ def test_grouped_op_kinds_have_selector_targets_of_their_own(tmp_path):
     assert entries["S3_grouped"]["value"] == 0.028 and not entries["S3_grouped"]["met"]  # its rates have seen these
     write_json(tmp_path / "evaluation.json", make_joined(tmp_path, {**means, "m_grouped_fp8_gemm_masked": 0.016}))
     assert not summary.make_summary(tmp_path)["S1_grouped"]["met"]
+
+
+def test_the_share_of_regret_that_goes_is_of_dense_products_and_of_all_others(tmp_path):
+    means = {"fp8_gemm": 0.01, "bf16_gemm": 0.01, "fp8_mqa_logits": 0.01, "m_grouped_fp8_gemm_masked": 0.01}
+    write_json(tmp_path / "evaluation.json", make_joined(tmp_path, means))
+    entries = summary.make_summary(tmp_path)
+    assert set(entries["S2"]["by_op"]) == {"fp8_gemm", "bf16_gemm"}
+    assert set(entries["S2_grouped"]["by_op"]) == {"fp8_mqa_logits", "m_grouped_fp8_gemm_masked"}
+    assert "fp8_mqa_logits" in entries["S1"]["by_op"]
 
 
 @pytest.mark.parametrize("change", [{"seeds": 4}, {"nested": False}])
