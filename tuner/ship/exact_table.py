@@ -120,12 +120,15 @@ def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
 
     A config outside the portfolio joins only for gains above 1 %; those with the largest sum of gains come first. Of
     configs that tie, masked groups get one that bears uneven sizes, for which one may join, too. A problem gets no
-    entry where the heuristic's pick is more than 1 % faster than the entry would be: forest and heuristic then choose.
+    entry where the heuristic's pick is more than 1 % faster than the entry would be, nor where others have confirmation
+    rounds and the entry has none: forest and heuristic then choose.
     """
     column = {config: index for index, config in enumerate(data.configs)}
     timed = np.where(data.state >= SEARCHED, data.log_ratio, np.inf)
     inside = np.array([column[config] for config in portfolio])
-    own = inside[timed[:, inside].argmin(axis=1)]
+    proved = find_proved(data)
+    sure = np.where(proved, timed, np.inf)[:, inside]
+    own = inside[np.where(np.isfinite(sure).any(axis=1), sure.argmin(axis=1), timed[:, inside].argmin(axis=1))]
     # An oracle in the portfolio stays the choice: no lucky search round of another replaces it and makes it an extra.
     own = np.where(np.isin(data.oracle, inside), data.oracle, own)
     gain = confirmed_gain(data, own)
@@ -133,14 +136,23 @@ def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
     # An oracle that joined for other problems costs no further kernel, and is the choice like one in the portfolio.
     is_confirmed = data.state[np.arange(len(own)), data.oracle] == CONFIRMED
     chosen = np.where(np.isin(data.oracle, extra) & is_confirmed, data.oracle, own)
+    is_proved = proved[np.arange(len(chosen)), chosen]
     columns = np.array([*inside, *extra], int)
     room = MAX_CONFIGS - len(columns)
     columns = np.append(columns, choose_steady_extra(data, chosen, columns, EXACT_GAIN_LOG, room))
     chosen = prefer_steady(data, chosen, columns, EXACT_GAIN_LOG)
     configs = [data.configs[index] for index in columns]
     place = {config: index for index, config in enumerate(configs)}
-    kept = np.flatnonzero(timed[np.arange(len(chosen)), chosen] <= EXACT_GAIN_LOG)
+    kept = np.flatnonzero(is_proved & (timed[np.arange(len(chosen)), chosen] <= EXACT_GAIN_LOG))
     return configs, {data.problems[row]: place[data.configs[chosen[row]]] for row in kept}
+
+
+def find_proved(data: Dataset) -> np.ndarray:
+    """Return bool[R, C]: which times speak for an entry. Where a problem has confirmation rounds, only these do: the few
+    search rounds of a config that was no finalist may have been of a cooler GPU.
+    """
+    confirmed = data.state == CONFIRMED
+    return np.where(confirmed.any(axis=1, keepdims=True), confirmed, data.state >= SEARCHED)
 
 
 def confirmed_gain(data: Dataset, own: np.ndarray) -> np.ndarray:
