@@ -148,8 +148,10 @@ def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
 
 
 def find_proved(data: Dataset) -> np.ndarray:
-    """Return bool[R, C]: which times speak for an entry. Where a problem has confirmation rounds, only these do: the few
-    search rounds of a config that was no finalist may have been of a cooler GPU.
+    """Return bool[R, C]: which times speak for an entry.
+
+    Where a problem has confirmation rounds, only these do: the few search rounds of a config that was no finalist may
+    have been of a cooler GPU.
     """
     confirmed = data.state == CONFIRMED
     return np.where(confirmed.any(axis=1, keepdims=True), confirmed, data.state >= SEARCHED)
