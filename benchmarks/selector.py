@@ -88,8 +88,8 @@ def name_target(name: str, is_grouped: bool) -> str:
 
 
 def is_of(target: str, op: str) -> bool:
-    """Return whether an op kind counts in a target: grouped ones in those named so, and logits there for S2, which
-    asks about dense products.
+    """Return whether an op kind counts in a target: grouped ones count in the targets named so. Logits count with dense
+    products, but for S2, which asks about dense products alone; there they count with groups.
     """
     kind = OP_KINDS[op]
     return (kind.is_grouped or (target.startswith("S2") and kind.is_logits)) == target.endswith("_grouped")

@@ -36,7 +36,7 @@ TITLES = {
     "S2": "share of the heuristic's regret that the selector removes, dense products",
     "S3": "heuristic alone, mean regret",
     "S1_grouped": "selector for grouped products, mean regret on left-out shape families",
-    "S2_grouped": "the same of groups and attention logits",
+    "S2_grouped": "share of the heuristic's regret that the selector removes, groups and attention logits",
     "S3_grouped": "heuristic alone on grouped products, mean regret",
     "S4": "selection of a seen problem, microseconds",
     "R1": "dense FP8 on 60 problems drawn at random, which no one swept, against unscaled cuBLASLt",

@@ -51,7 +51,8 @@ struct Pruning {
     Pruning(const Problem& problem, const Device& device);
 
     // Whether the SMs allow the config, no smaller tile, cluster or split does the same work with less waste, and its
-    // ring leaves no memory for a third CTA that never comes. `fitting`: CTAs that an SM holds at once.
+    // ring, but for one of a split, leaves no memory for a third CTA that never comes. `fitting`: CTAs that an SM holds
+    // at once.
     bool keeps(const Config& config, int fitting) const {
         if (config.cluster_m * config.cluster_n * config.split_k > sms) return false;
         if (!fits_alignment(alignment, config)) return false;
@@ -77,9 +78,9 @@ struct Pruning {
         return config.split_k == 1 || keeps_split(config);
     }
     bool keeps_split(const Config& config) const;
-    // Whether the grid of a dense product has one CTA an SM, though `fitting` of this swapped tile fit; of
-    // splits never. Of 251 rings for three CTAs timed there (141 were dropped early, as slow) none was the best of its
-    // problem by confirmed times; of 181 in grids of two or three CTAs an SM 89 were (H200).
+    // Whether the grid of a dense product has one CTA an SM, though `fitting` of this swapped tile fit; false of a
+    // split. Of 251 rings for three CTAs timed there (141 were dropped early, as slow) none was the best of its problem
+    // by confirmed times; of 181 in grids of two or three CTAs an SM 89 were (H200).
     bool is_alone(const Config& config, int fitting) const;
     // Of swapped tiles of more tokens: whether a dense product wastes fewer rows with them than with plain tiles of 128
     // rows, or masked groups may be about as large.

@@ -118,32 +118,28 @@ def replay(content: bytes) -> Selector:
 def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
     """Return all configs of the artefact, the portfolio first, and {problem: config index} of the measured best.
 
-    A config outside the portfolio joins only for gains above 1 %; those with the largest sum of gains come first. Of
-    configs that tie, masked groups get one that bears uneven sizes, for which one may join, too. A problem gets no
-    entry where the heuristic's pick is more than 1 % faster than the entry would be, nor where others have confirmation
-    rounds and the entry has none: forest and heuristic then choose.
+    A config outside the portfolio joins only for gains above 1 %; those with the largest sum of gains come first. It
+    then serves other problems, too: that costs no further kernel. Of configs that tie, masked groups get one that bears
+    uneven sizes, for which one may join, too. A problem gets no entry where none of these configs has a time that
+    speaks for it (find_proved), or the heuristic's pick has one that is more than 1 % faster: forest and heuristic then
+    choose.
     """
     column = {config: index for index, config in enumerate(data.configs)}
-    timed = np.where(data.state >= SEARCHED, data.log_ratio, np.inf)
-    inside = np.array([column[config] for config in portfolio])
+    inside, rows = np.array([column[config] for config in portfolio]), np.arange(len(data.problems))
     proved = find_proved(data)
-    sure = np.where(proved, timed, np.inf)[:, inside]
-    own = inside[np.where(np.isfinite(sure).any(axis=1), sure.argmin(axis=1), timed[:, inside].argmin(axis=1))]
-    # An oracle in the portfolio stays the choice: no lucky search round of another replaces it and makes it an extra.
-    own = np.where(np.isin(data.oracle, inside), data.oracle, own)
-    gain = confirmed_gain(data, own)
-    extra = choose_extra(data.oracle, gain, MAX_CONFIGS - len(portfolio))
-    # An oracle that joined for other problems costs no further kernel, and is the choice like one in the portfolio.
-    is_confirmed = data.state[np.arange(len(own)), data.oracle] == CONFIRMED
-    chosen = np.where(np.isin(data.oracle, extra) & is_confirmed, data.oracle, own)
-    is_proved = proved[np.arange(len(chosen)), chosen]
+    timed = np.where(proved, data.log_ratio, np.inf)
+    extra = choose_extra(*find_gains(data, inside, timed), MAX_CONFIGS - len(portfolio))
+    # Search rounds speak for configs of the portfolio alone.
+    is_apart = np.isin(np.arange(len(data.configs)), extra) & (data.state != CONFIRMED)
     columns = np.array([*inside, *extra], int)
+    chosen = columns[np.where(is_apart, np.inf, timed)[:, columns].argmin(axis=1)]
     room = MAX_CONFIGS - len(columns)
     columns = np.append(columns, choose_steady_extra(data, chosen, columns, EXACT_GAIN_LOG, room))
     chosen = prefer_steady(data, chosen, columns, EXACT_GAIN_LOG)
     configs = [data.configs[index] for index in columns]
     place = {config: index for index, config in enumerate(configs)}
-    kept = np.flatnonzero(is_proved & (timed[np.arange(len(chosen)), chosen] <= EXACT_GAIN_LOG))
+    pick = np.where(proved[rows, data.heuristic], data.log_ratio[rows, data.heuristic], np.inf)
+    kept = np.flatnonzero(np.isfinite(timed[rows, chosen]) & (timed[rows, chosen] - EXACT_GAIN_LOG <= pick))
     return configs, {data.problems[row]: place[data.configs[chosen[row]]] for row in kept}
 
 
@@ -151,28 +147,30 @@ def find_proved(data: Dataset) -> np.ndarray:
     """Return bool[R, C]: which times speak for an entry.
 
     Where a problem has confirmation rounds, only these do: the few search rounds of a config that was no finalist may
-    have been of a cooler GPU.
+    have been of a cooler GPU, and those of a finalist were the luckiest of many.
     """
     confirmed = data.state == CONFIRMED
     return np.where(confirmed.any(axis=1, keepdims=True), confirmed, data.state >= SEARCHED)
 
 
-def confirmed_gain(data: Dataset, own: np.ndarray) -> np.ndarray:
-    """Return log(time of column `own` / time of the oracle) per problem, 0 where the oracle has no confirmation rounds.
+def find_gains(data: Dataset, inside: np.ndarray, timed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each problem's best config by `timed`, and log(time of the best column of `inside` / its time), 0 where it
+    has no confirmation rounds.
 
-    A column without confirmation rounds was no finalist; it is then compared on the search rounds of both.
+    Where no column of `inside` has a time that speaks, none was a finalist; then search rounds of both are compared.
     """
-    rows = np.arange(len(own))
-    confirmed = data.state[rows, own] == CONFIRMED
-    oracle = np.where(confirmed, data.log_ratio[rows, data.oracle], data.search[rows, data.oracle])
-    gain = np.nan_to_num(data.log_ratio[rows, own] - oracle)
-    return np.where(data.state[rows, data.oracle] == CONFIRMED, gain, 0.0)
+    rows, best = np.arange(len(timed)), timed.argmin(axis=1)
+    searched = np.where(data.state >= SEARCHED, data.log_ratio, np.inf)[:, inside].min(axis=1)
+    own = timed[:, inside].min(axis=1)
+    gain = np.where(np.isfinite(own), own - timed[rows, best], searched - data.search[rows, best])
+    is_sure = (data.state[rows, best] == CONFIRMED) & np.isfinite(gain)
+    return best, np.where(is_sure, gain, 0.0)
 
 
-def choose_extra(oracle: np.ndarray, gain: np.ndarray, count: int) -> list[int]:
+def choose_extra(best: np.ndarray, gain: np.ndarray, count: int) -> list[int]:
     """Return up to `count` columns outside the portfolio, those with the largest total gain first."""
     sums: Counter = Counter()
-    for column, value in zip(oracle.tolist(), gain.tolist(), strict=True):
+    for column, value in zip(best.tolist(), gain.tolist(), strict=True):
         if value > EXACT_GAIN_LOG:
             sums[column] += value
     return sorted(sums, key=lambda column: (-sums[column], column))[:count]

@@ -92,7 +92,7 @@ def test_a_forest_of_another_estimate_is_not_asked(folder, monkeypatch):
 def test_a_part_without_a_revision_is_of_the_first():
     assert get_estimate_revision({}) == 1 == get_estimate_revision({"estimate_revision": 1})
     revisions = {op: _C.estimate_revision(op) for op in (*LOGITS, "fp8_gemm", BATCHED[0], MASKED[0], K_GROUPED[1])}
-    assert revisions == {LOGITS[0]: 2, LOGITS[1]: 2, "fp8_gemm": 2, BATCHED[0]: 1, MASKED[0]: 4, K_GROUPED[1]: 2}
+    assert revisions == {LOGITS[0]: 2, LOGITS[1]: 2, "fp8_gemm": 3, BATCHED[0]: 1, MASKED[0]: 4, K_GROUPED[1]: 2}
     members = {"margin": 0, "kernel_hash": "0" * 64, "quarantined": [], "regime": "graph-cold"}
     assert members.keys() | {"estimate_revision"} == OP_METADATA.keys()
     for revision in ("2", 0, None):

@@ -39,7 +39,7 @@ def measure(problems: list, is_other: bool) -> quick.Dataset:
     with pytest.MonkeyPatch.context() as patch:
         if is_other:
             patch.setattr(synthetic, "true_time_us", time_us)
-        machine = synthetic.Machine(seed=3)
+        machine = synthetic.Machine(seed=4)  # of six seeds three end after two rounds, the second no better
         rows = [row for problem in problems for row in machine.measure(problem, _C.get_candidates(problem, DEVICE))]
     return build_dataset(rows, synthetic.IDENTITY, DEVICE)
 
