@@ -12,6 +12,7 @@ Result: {"meta": identity, date of the newest measurement; "ops": {op kind: {"me
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from deep_gemm import _C
@@ -82,33 +83,39 @@ def get_parts(result: dict) -> dict[str, dict]:
     return result.get("ops") or {next(iter(result["meta"]["kernel_hash"])): result}
 
 
-def name_target(name: str, is_grouped: bool) -> str:
-    """Return the name of a target, or of its twin for groups."""
-    return f"{name}_grouped" if is_grouped else name
+def is_dense(op: str) -> bool:
+    """Return whether an op kind is of dense products."""
+    return not OP_KINDS[op].is_grouped and not OP_KINDS[op].is_logits
 
 
-def is_of(target: str, op: str) -> bool:
-    """Return whether an op kind counts in a target: grouped ones count in the targets named so. Logits count with dense
-    products, but for S2, which asks about dense products alone; there they count with groups.
-    """
-    kind = OP_KINDS[op]
-    return (kind.is_grouped or (target.startswith("S2") and kind.is_logits)) == target.endswith("_grouped")
+def is_grouped(op: str) -> bool:
+    """Return whether an op kind is of groups."""
+    return OP_KINDS[op].is_grouped
+
+
+#: Which op kinds count in a target. S2 asks about dense products, so logits count with groups there.
+COUNTED: dict[str, Callable[[str], bool]] = {
+    **dict.fromkeys(("S1", "S3"), lambda op: not is_grouped(op)),
+    **dict.fromkeys(("S1_grouped", "S3_grouped"), is_grouped),
+    "S2": is_dense,
+    "S2_grouped": lambda op: not is_dense(op),
+}
 
 
 def family_splits(result: dict, target: str) -> dict[str, dict]:
     """Return, by op kind that counts in a target, the statistics of leave-one-family-out; without the op kinds where
     nothing was held out.
     """
-    splits = {op: part["splits"].get("family", {}) for op, part in get_parts(result).items() if is_of(target, op)}
+    splits = {op: part["splits"].get("family", {}) for op, part in get_parts(result).items() if COUNTED[target](op)}
     return {op: split for op, split in splits.items() if split.get("model") is not None}
 
 
-def make_s1(result: dict, is_grouped: bool = False, max_mean: float = 0.015, max_p95: float = 0.06) -> dict | None:
+def make_s1(result: dict, target: str = "S1", max_mean: float = 0.015, max_p95: float = 0.06) -> dict | None:
     """Regret of the guarded model on families that it never saw; of several op kinds the worst counts.
 
     The target asks for five seeds, and that each fold chooses the settings of its trees by itself.
     """
-    splits = family_splits(result, name_target("S1", is_grouped))
+    splits = family_splits(result, target)
     if not splits:
         return None
     models = [split["model"] for split in splits.values()]
@@ -135,11 +142,11 @@ def make_s1(result: dict, is_grouped: bool = False, max_mean: float = 0.015, max
     }
 
 
-def make_s2(result: dict, is_grouped: bool = False) -> dict | None:
+def make_s2(result: dict, target: str = "S2") -> dict | None:
     """Share of the heuristic's regret that the guarded model removes; of several op kinds the worst counts."""
     splits = {
         op: split["model"]
-        for op, split in family_splits(result, name_target("S2", is_grouped)).items()
+        for op, split in family_splits(result, target).items()
         if split["model"]["removed"] is not None
     }
     if not splits:
@@ -157,7 +164,7 @@ def make_s2(result: dict, is_grouped: bool = False) -> dict | None:
     }
 
 
-def make_s3(result: dict, rates: dict | None = None, is_grouped: bool = False, max_mean: float = 0.03) -> dict | None:
+def make_s3(result: dict, rates: dict | None = None, target: str = "S3", max_mean: float = 0.03) -> dict | None:
     """Regret of the heuristic alone, with rates that were refitted without the scored weights and what is near them; of
     several op kinds the worst counts.
 
@@ -166,11 +173,7 @@ def make_s3(result: dict, rates: dict | None = None, is_grouped: bool = False, m
     The estimate of logits has no rates that could be refitted: the heuristic counts as it is. A fit to a snapshot,
     which lacks search rows, shows more than one to the database of the evaluation: its best configs are luckier.
     """
-    splits = {
-        op: split["heuristic"]
-        for op, split in family_splits(result, name_target("S3", is_grouped)).items()
-        if split.get("heuristic")
-    }
+    splits = {op: split["heuristic"] for op, split in family_splits(result, target).items() if split.get("heuristic")}
     if not splits:
         return None
     refitted = find_refitted(result, rates) if rates else {}

@@ -6,7 +6,7 @@ Example: python -m benchmarks.summary
 A target whose source file is missing or unfinished is absent. An entry names its script, result file and the kernel
 hash that was measured; where that is not the tree's, `stale` says why and `met` is false. So it is where a target says
 something of a selector's choices (OF_SELECTOR), and the tree has another selector; and where rows name their choices,
-and the tree would choose otherwise (today.py). Targets of some op kinds (OF_OPS, OF_GROUPING) ask about those.
+and the tree would choose otherwise (today.py). Targets of some op kinds (OF_OPS, selector.COUNTED) ask about those.
 """
 
 import argparse
@@ -32,8 +32,6 @@ BESIDE = dict.fromkeys(("S3", "S3_grouped"), selector.RATES)
 OF_SELECTOR = ("Q2",)
 #: Targets of some op kinds of their result alone: {target: op kinds}.
 OF_OPS = dict.fromkeys(("P11", "P13", "S4"), OPS)
-#: Targets of the op kinds of their result that are grouped, or not (selector.is_of).
-OF_GROUPING = ("S1", "S2", "S3", "S1_grouped", "S2_grouped", "S3_grouped")
 #: Targets whose peer is DeepGEMM. Its recorded times are of the GPU model of RESULTS: other models have such an entry
 #: only where it was timed in the same run.
 OF_UPSTREAM = ("P1", "P2", "P3", "P6", "P7", "P8", "P9", "P10")
@@ -290,9 +288,9 @@ TARGETS: dict[str, tuple[str, str, str, str, Callable]] = {
     "S1": (*SELECTOR, HEURISTIC, S1_LIMITS, selector.make_s1),
     "S2": (*SELECTOR, OWN_HEURISTIC, S2_LIMITS, selector.make_s2),
     "S3": (*SELECTOR, HEURISTIC, S3_LIMITS, selector.make_s3),
-    "S1_grouped": (*SELECTOR, "none", S1_LIMITS, partial(selector.make_s1, is_grouped=True)),
-    "S2_grouped": (*SELECTOR, OWN_HEURISTIC, S2_LIMITS, partial(selector.make_s2, is_grouped=True)),
-    "S3_grouped": (*SELECTOR, "none", S3_LIMITS, partial(selector.make_s3, is_grouped=True)),
+    "S1_grouped": (*SELECTOR, "none", S1_LIMITS, partial(selector.make_s1, target="S1_grouped")),
+    "S2_grouped": (*SELECTOR, OWN_HEURISTIC, S2_LIMITS, partial(selector.make_s2, target="S2_grouped")),
+    "S3_grouped": (*SELECTOR, "none", S3_LIMITS, partial(selector.make_s3, target="S3_grouped")),
     "S4": (*HOST, "upstream recomputes on every call", "seen problem <= 0.3 us, new problem <= 10 us", make_s4),
     "R1": (
         *RANDOM,
@@ -337,9 +335,9 @@ def make_entry(name: str, folder: Path) -> Entry | None:
 
 def list_ops(name: str, meta: dict) -> tuple[str, ...]:
     """Return the op kinds of a result that a target is of; () where it is of all."""
-    if name not in OF_GROUPING:
+    if name not in selector.COUNTED:
         return OF_OPS.get(name, ())
-    return tuple(op for op in meta["kernel_hash"] if selector.is_of(name, op))
+    return tuple(op for op in meta["kernel_hash"] if selector.COUNTED[name](op))
 
 
 def read_beside(name: str, folder: Path) -> list[dict]:

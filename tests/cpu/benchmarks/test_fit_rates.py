@@ -213,7 +213,7 @@ def test_the_heuristic_alone_is_met_by_refitted_rates_only():
     without = selector.make_s3(evaluation)
     assert not without["is_met"] and without["in_sample"] == ["bf16_gemm", "fp8_gemm"] and without["value"] == 0.01
     assert not selector.make_s3(*make_figures(fp8_gemm=0.031))["is_met"]
-    assert selector.make_s3(*make_figures(m_grouped_fp8_gemm_masked=0.03), is_grouped=True)["is_met"]
+    assert selector.make_s3(*make_figures(m_grouped_fp8_gemm_masked=0.03), target="S3_grouped")["is_met"]
 
 
 @pytest.mark.parametrize("change", [

@@ -106,4 +106,5 @@ def test_a_warm_up_for_any_size_leaves_two_new_shapes_in_1000(fields, name):
     assert sum(pick not in prepared for pick in picks) <= 0.002 * len(shapes)
     learned = [selection.explain(_C.Problem(**fields, m=m, n=n, k=k), device).config for m, n, k in shapes[:2000]]
     assert sum(pick not in prepared for pick in learned) <= 0.002 * len(learned)
-    assert len(prepared) <= 170, "each is compiled"
+    # Of FP8 with MN-major scales the exact table of the H200 alone names 96.
+    assert len(prepared) <= (165 if fields == {"op": "fp8_gemm"} else 160), "each is compiled"
